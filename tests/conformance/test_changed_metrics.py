@@ -65,7 +65,7 @@ class WorkerHistory:
     def step(self) -> str:
         rng = self.rng
         kinds: dict[str, Callable[[], object]] = {
-            "publish": self._publish, "publishes": lambda: [self._publish() for _ in range(rng.randrange(2, 30))],
+            "publish": self.publish, "publishes": lambda: [self.publish() for _ in range(rng.randrange(2, 30))],
             "strange": self._strange, "read": self._read, "lead": self._lead, "image": self._image, "cut": self._cut,
             "flushes": self._flushes, "housekeeping": self._housekeeping, "checkpoint": self._checkpoint, "heard": self._heard,
             "quarantine": self._set_aside, "unread": self._unread,
@@ -75,7 +75,7 @@ class WorkerHistory:
         self.done.add(what)
         return what
 
-    def _publish(self) -> None:
+    def publish(self) -> None:
         self.t.publish(b"x" * self.rng.randrange(400))  # some are too large
 
     def _strange(self) -> None:
@@ -85,7 +85,7 @@ class WorkerHistory:
             (b"_INBOX.2", b"x", b"NATS/1.0\r\nNats-Msg-Id: %d\r\n\r\n" % self.rng.randrange(3)),
             (b"_INBOX.3", b"x", b"NATS/1.0\r\nNats-Expected-Last-Sequence: 1\r\n\r\n"),
         ))  # fmt: skip
-        for _, subject, sink in list(self.t._table):
+        for _, subject, sink in list(self.t.table):
             if subject == SUBJECT:
                 sink(SUBJECT.encode(), reply, payload, headers)
 
@@ -112,9 +112,9 @@ class WorkerHistory:
         for node in self.t.nodes.values():
             if (state := node.worker.state) is None:
                 continue
-            self.t._epoch += 1
+            self.t.epoch_now += 1
             state = replace(
-                state, epoch=self.t._epoch, isr=rng.choice((NODES, (self.leader,))), target=rng.choice(((), (*NODES, "n3"))),
+                state, epoch=self.t.epoch_now, isr=rng.choice((NODES, (self.leader,))), target=rng.choice(((), (*NODES, "n3"))),
                 pause=rng.choice((Pause.NOT_PAUSED, Pause.NOT_PAUSED, Pause.UNTIL_RESUMED)),
             )  # fmt: skip
             config = replace(_STREAM, min_isr=rng.choice((1, 2)), quota_records_per_s=rng.choice((0, 1)))
@@ -182,7 +182,7 @@ async def test_metrics_updated_incrementally_equal_recomputed_metrics_after_any_
             node.flushes.set()
             node.bus.cut = False
         for _ in range(50):
-            told._publish()
+            told.publish()
             await asyncio.sleep(0.001)
             told.compare("a disk refuses")
         await asyncio.gather(*told.jobs)

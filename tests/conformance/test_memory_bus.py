@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 
 from liftpy.core.wire.subjects import matcher
-from liftpy.testing.memory import memory_cluster
+from liftpy.testing.memory import MemoryCluster, memory_cluster
 from liftpy.testing.memory.nats import MAX_REMEMBERED, Bus, MemoryTransport
 
 
@@ -39,32 +39,6 @@ def test_memory_bus_subject_pattern_matches_as_in_nats() -> None:
     for pattern in patterns:
         fits = Bus(ignore).listen(pattern, ignore).fits
         assert [bool(fits(subject.encode())) for subject in subjects] == [matcher(pattern)(subject) for subject in subjects]
-
-
-def test_memory_bus_publish_returns_the_number_of_current_subscribers() -> None:
-    bus, heard = Bus(Turns().later), list[str]()
-    assert bus.publish(b"a.b", b"", b"") == 0
-    first = bus.listen("a.*", lambda *_: heard.append("first"))
-    assert bus.publish(b"a.b", b"", b"") == 1
-    second = bus.listen("a.b", lambda *_: heard.append("second"))
-    assert bus.publish(b"a.b", b"", b"") == 2
-    first.close()
-    first.leave()
-    assert bus.publish(b"a.b", b"", b"") == 1
-    second.close()
-    assert bus.publish(b"a.b", b"", b"") == 0
-    assert heard == ["first", "first", "second", "second"]
-
-
-def test_memory_bus_queue_group_gives_each_message_to_one_member() -> None:
-    bus, heard = Bus(Turns().later), list[str]()
-    for name in ("x", "y", "z"):
-        bus.listen("q", lambda *_, name=name: heard.append(name), "workers")
-    bus.listen("q", lambda *_: heard.append("other"), "others")
-    assert [bus.publish(b"q", b"", b"") for _ in range(300)] == [2] * 300
-    counts = {name: heard.count(name) for name in ("x", "y", "z", "other")}
-    assert counts["other"] == 300
-    assert min(counts["x"], counts["y"], counts["z"]) >= 50
 
 
 def test_memory_bus_calls_after_read_callbacks_after_all_messages_that_arrive_together() -> None:
@@ -100,12 +74,17 @@ def test_memory_bus_delivers_messages_given_as_protocol_lines() -> None:
     assert heard == [(b"_INBOX.a", b"a\r\nb"), (b"_INBOX.b", b""), (b"_INBOX.c", b"xy")]
 
 
+async def connected(cluster: MemoryCluster) -> MemoryTransport:
+    carrier = MemoryTransport(cluster._server)
+    await carrier.connect(None, 0, 0)
+    assert (await carrier.readline()).startswith(b"INFO ")
+    return carrier
+
+
 async def test_memory_bus_connection_that_breaks_the_protocol_gets_an_error_and_is_closed() -> None:
     async with memory_cluster(1, max_payload=1000) as cluster, asyncio.timeout(60):
         for wrong, why in ((b"HELLO x\r\n", b"Unknown"), (b"PUB a 1001\r\n", b"Maximum Payload"), (b"PUB a x\r\n", b"-ERR")):
-            carrier = MemoryTransport(cluster._server)
-            await carrier.connect(None, 0, 0)
-            assert (await carrier.readline()).startswith(b"INFO ")
+            carrier = await connected(cluster)
             carrier.write(b"CONNECT {}\r\nPING\r\n" + wrong[:3])
             carrier.write(wrong[3:])
             assert await carrier.readline() == b"PONG\r\n"
@@ -115,9 +94,7 @@ async def test_memory_bus_connection_that_breaks_the_protocol_gets_an_error_and_
 
 async def test_memory_bus_connection_with_an_endless_line_is_closed() -> None:
     async with memory_cluster(1) as cluster, asyncio.timeout(60):
-        carrier = MemoryTransport(cluster._server)
-        await carrier.connect(None, 0, 0)
-        assert (await carrier.readline()).startswith(b"INFO ")
+        carrier = await connected(cluster)
         for _ in range(3):
             carrier.write(b"SUB " + b"a" * 4000)
         assert b"control line" in await carrier.readline()
@@ -127,9 +104,7 @@ async def test_memory_bus_connection_with_an_endless_line_is_closed() -> None:
 @pytest.mark.parametrize("echo", [True, False])
 async def test_memory_bus_reads_and_writes_protocol_messages(echo: bool) -> None:
     async with memory_cluster(1) as cluster, asyncio.timeout(60):
-        carrier = MemoryTransport(cluster._server)
-        await carrier.connect(None, 0, 0)
-        await carrier.readline()
+        carrier = await connected(cluster)
         carrier.write(b'CONNECT {"echo":%s}\r\nSUB a.> 7\r\nUNSUB 7 2\r\n' % (b"true" if echo else b"false"))
         for piece in (b"PUB a.b reply 2\r\nh", b"i\r", b"\nHPUB a.c 12 14\r\nNATS/1.0\r\n\r\nhi\r\nPUB a.d 0\r\n\r\nPING\r\n"):
             carrier.write(piece)

@@ -235,6 +235,19 @@ async def test_memory_cluster_delete_records_request_frees_the_segments_at_once(
             await asyncio.sleep(0.01)
 
 
+async def test_client_until_ready_returns_a_stream_that_waited_for_nodes_after_its_placement() -> None:
+    async with memory_cluster(2) as cluster, cluster.client() as client, asyncio.timeout(60):
+        (away,) = cluster.nodes[1:]
+        cluster.kill(away)
+        while len((await client.admin.describe_cluster()).image.live_nodes()) > 1:
+            await asyncio.sleep(0.01)
+        waits = await client.create_stream("orders", "shop.orders", replicas=2, ready_s=0)
+        assert waits.partitions == ()
+        ready = asyncio.create_task(client.admin.until_ready(waits, 30))
+        cluster.start(away)
+        assert sorted((await ready).partitions[0].replicas) == sorted(cluster.nodes)
+
+
 async def test_memory_cluster_rejects_a_stream_whose_subject_overlaps_the_inboxes() -> None:
     async with memory_cluster(1) as cluster, cluster.client() as client:
         make = cluster_pb2.CreateStream(name="thief", subject="_INBOX.*.x", partitions=1)

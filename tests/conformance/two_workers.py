@@ -63,15 +63,15 @@ class Bus:
         self.inbox = f"liftpy.inbox.{node_id}"
         self.audit: Audit | None = None
         self.cut = False
-        self._table = table
+        self.table = table
         self.broken: list[Exception] = []
 
     def listen(
         self, subject: str, sink: Callable[..., None], queue: str = "", on_dropped: Any = None, rejector: Any = None
     ) -> Any:
         entry = (self.node_id, subject, sink)
-        self._table.append(entry)
-        gone = lambda: self._table.remove(entry) if entry in self._table else None  # noqa: E731
+        self.table.append(entry)
+        gone = lambda: self.table.remove(entry) if entry in self.table else None  # noqa: E731
         return SimpleNamespace(close=gone, leave=gone)
 
     def retire(self, listeners: Sequence[Any]) -> None:
@@ -97,7 +97,7 @@ class Bus:
         payload = b"".join(bytes(piece) for piece in pieces)
         self._look(payload)
         if not self.cut:
-            for node_id, listens, sink in list(self._table):
+            for node_id, listens, sink in list(self.table):
                 if _matches(listens, subject):
                     asyncio.get_running_loop().call_soon(self._arrive, node_id, sink, subject, reply, payload)
         return not self.cut
@@ -252,13 +252,13 @@ class TwoWorkers:
     async def __aenter__(self) -> TwoWorkers:
         ContractBroken.seen.clear()
         self._pool = concurrent.futures.ThreadPoolExecutor(4)
-        self._table: list[Any] = []
+        self.table: list[Any] = []
         self.nodes = {
-            name: WorkerNode(name, number, self._table, self._pool, self._stream) for number, name in enumerate(NODES, 1)
+            name: WorkerNode(name, number, self.table, self._pool, self._stream) for number, name in enumerate(NODES, 1)
         }
-        self._epoch = 0
+        self.epoch_now = 0
         self._answers: dict[str, dict[str, Any]] = {}
-        self._table.append(("publisher", "_INBOX.*", self._answered))
+        self.table.append(("publisher", "_INBOX.*", self._answered))
         self._numbers = iter(range(1, 1 << 30))
         return self
 
@@ -277,11 +277,11 @@ class TwoWorkers:
 
     def metadata(self, leader: str, leader_epoch: int, *, candidate: bool = False) -> None:
         """What the image shows from now on; everybody has a lease."""
-        self._epoch += 1
+        self.epoch_now += 1
         status = PartitionStatus.CANDIDATE_FOUND if candidate else PartitionStatus.ONLINE
         state = PartitionState(
             partition=0, replicas=NODES, isr=NODES, leader="" if candidate else leader, leader_epoch=leader_epoch,
-            epoch=self._epoch, status=status, candidate=leader if candidate else "",
+            epoch=self.epoch_now, status=status, candidate=leader if candidate else "",
             leaderships=leader_epoch if not candidate else leader_epoch - 1,
         )  # fmt: skip
         held = PartitionMetadata(key=KEY, config=StreamConfig(min_isr=2), state=state)
@@ -294,7 +294,7 @@ class TwoWorkers:
     def publish(self, payload: bytes) -> str:
         """A message on the data subject; where its answer goes."""
         inbox = f"_INBOX.{next(self._numbers)}"
-        for _, subject, sink in list(self._table):
+        for _, subject, sink in list(self.table):
             if subject == SUBJECT:
                 sink(SUBJECT.encode(), inbox.encode(), payload, b"")
         return inbox

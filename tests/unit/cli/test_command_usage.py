@@ -90,9 +90,6 @@ def test_command_with_a_value_out_of_range_exits_with_2_and_prints_the_option(
         ("partition move s 0 --node n1 --cancel", "--node NODE,NODE,... or --cancel"),
         ("partition move s 0", "--node NODE,NODE,... or --cancel"),
         ("stream create s --subject s --allow-offline", "--allow-offline needs --assignment"),
-        ("consume s --group g --partition 1", "--partition cannot be combined with --group"),
-        ("consume s --group g --until end", "--until cannot be combined with --group"),
-        ("consume s --group g --reverse", "--reverse cannot be combined with --group"),
     ],
 )
 def test_command_with_options_that_exclude_each_other_exits_with_2(words: str, named: str, run: Run) -> None:

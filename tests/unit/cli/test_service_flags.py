@@ -13,7 +13,7 @@ from liftpy.core.services.outbox import Route
 from liftpy.core.services.rules import parameters_digest
 from liftpy.core.wire.batch import Record
 from liftpy.errors import ConfigError, NotFoundError, UnavailableError
-from liftpy.service import Service
+from liftpy.service import DivergedError, Service
 from liftpy.service.settings import ServiceSettings
 from sidecar.cli import service
 from tests.unit.cli.conftest import Run
@@ -109,6 +109,7 @@ def test_service_run_with_invalid_flags_exits_with_2_and_starts_no_service(
     [
         (UnavailableError("nobody"), 3, "Error: UNAVAILABLE: nobody (a new start may help)"),
         (ConfigError("wrong"), 2, "Error: CONFIG: wrong (a new start does not help)"),
+        (DivergedError("alone"), 70, "(a new start does not help)"),
         (NotFoundError("another stream"), 75, "(a new start may help)"),
     ],
 )

@@ -12,8 +12,6 @@ from liftpy.core.services.versions import VersionDecision
 from liftpy.core.wire.batch import Record
 from liftpy.errors import (
     ConfigError,
-    LiftError,
-    NotFoundError,
     UnavailableError,
 )
 from sidecar.cli import service
@@ -75,44 +73,6 @@ async def test_service_command_without_partition_option_on_two_partitions_is_rej
     with pytest.raises(ConfigError, match=r"2 partitions.*--partition"):
         await service.pass_over(client, "counter", "s", None, Unit(5, ""))
     assert client.published == []
-
-
-async def test_service_skip_command_writes_a_decision_only_if_no_node_has_applied_the_record(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    written: list[Any] = []
-
-    class Writer:
-        def __init__(self, client: Any, dead_letter: str) -> None:
-            written.append(dead_letter)
-
-        async def pass_over(self, identity: Any, decision: Any, record: Any, why: str, check: Any) -> int:
-            written.append((identity.service, identity.uid, decision.unit, record, why))
-            return 42
-
-    monkeypatch.setattr(service, "DecisionWriter", Writer)
-    client: Any = Asked(n1=applied(5, (2, 1)), n2=applied(4, (2, 1)))
-
-    async def skip(offset: int, **how: Any) -> int:
-        return await service.pass_over(client, "counter", "s", 0, Unit(offset, ""), **how)
-
-    assert await skip(5, dead_letter="dead") == 42, "it stands at the record"
-    assert client.ranges == [("s", 0, 5, 6, "u1")]
-    assert written == ["dead", ("counter", "u1", Unit(5, ""), "the record", "passed over by an operator")]
-    with pytest.raises(ConfigError, match="counter on n1 is at"):
-        await skip(4)
-    assert await skip(4, force=True) == 42
-    for offset, inside in ((1, False), (2, True), (9, True), (10, False)):
-        if inside:
-            assert await skip(offset, force=True) == 42
-        else:
-            with pytest.raises(ConfigError, match=f"s/0 has the offsets 2 to 9, not {offset}"):
-                await skip(offset, force=True)
-    client.records = []
-    with pytest.raises(LiftError, match="s/0 has no record at offset 9"):
-        await skip(9)
-    with pytest.raises(NotFoundError, match="Stream s has no partition 1"):
-        await service.pass_over(client, "counter", "s", 1, Unit(5, ""))
 
 
 @pytest.fixture

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from liftpy.client import Client, queue
 from liftpy.nats.transport import Transport, open_connection
+from liftpy.testing.memory import memory_cluster
 from sidecar.dev.nats_server import NatsServer
 
 
@@ -30,3 +33,15 @@ async def server_side(nats_url: str) -> AsyncIterator[Transport]:
     transport = Transport(await open_connection(nats_url, name="other-side"))
     yield transport
     await transport.close()
+
+
+@pytest.fixture
+async def queue_client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
+    """Return a client of a cluster in memory with the streams ``jobs`` and ``dead``. Its workers ask again soon."""
+    monkeypatch.setattr(queue, "_CHECK_NS", 5_000_000)
+    monkeypatch.setattr(queue, "_ASK_AGAIN_S", 0.05)
+    async with memory_cluster() as cluster, cluster.client() as client:
+        await asyncio.to_thread(cluster.serve_groups)
+        await client.create_stream("jobs", "jobs")
+        await client.create_stream("dead", "dead")
+        yield client

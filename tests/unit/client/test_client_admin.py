@@ -20,12 +20,12 @@ from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import (
     AlreadyExistsError,
     ConfigError,
-    InvalidNameError,
     LiftError,
     NoClusterError,
     NoMajorityError,
     NotFoundError,
     OutcomeUnknownError,
+    ProtocolError,
     StaleRequestError,
     UnavailableError,
 )
@@ -200,9 +200,9 @@ async def test_admin_raises_an_error_of_the_metadata_group_without_a_retry(
 async def test_admin_deadline_raises_outcome_unknown_only_after_a_change_was_sent(
     transport: Transport, server_side: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requests_module, "ATTEMPT_S", 0.05)
     with pytest.raises(NoClusterError, match="node of namespace 'empty' answers"):
-        await MetadataRequests(transport, Subjects("empty"), deadline_s=0.2).describe()
+        await MetadataRequests(transport, Subjects("empty"), deadline_s=0.5).describe()
+    monkeypatch.setattr(requests_module, "ATTEMPT_S", 0.05)
     mute = await Controller(server_side, Subjects("mute")).start()
     mute.script = [lambda _: None] * 100
     with pytest.raises(OutcomeUnknownError):
@@ -240,28 +240,26 @@ async def test_admin_request_is_retried_after_the_delay_in_the_answer(admin: Adm
     assert first.operationId == second.operationId
 
 
-async def test_admin_describe_returns_nodes_and_streams_of_the_cluster(admin: Admin, controller: Controller) -> None:
-    image = pb.Image(index=7, nodes=[pb.Node(nodeId="n1", incarnation=3)], streams=[made(pb.ControlRequest()).stream])
-    image.streams[0].name = "orders"
-    status = pb.ControllerStatus(nodeId="n1", leader=True, term=2, connected=True)
-    description = pb.ClusterDescription(image=image, metadataLeader="n1", controllers=[status])
-    controller.script = [lambda _: pb.ControlResponse(cluster=description)] * 2
-    state = await admin.describe_cluster(linearizable=True)
-    assert controller.asked[0].linearizable
-    assert (state.metadata_leader, state.image.index, state.image.nodes["n1"].incarnation) == ("n1", 7, 3)
-    assert state.controllers[0].leader
-    assert [s.name for s in state.streams()] == ["orders"]
-    assert state.stream("orders").uid == "u1"
-    with pytest.raises(NotFoundError, match="Stream 'order' does"):
-        state.stream("order")
-
-
-@pytest.mark.parametrize(("name", "subject"), [("a b", "x"), ("", "x"), ("a", "x y"), ("a", "ns.x"), ("a", ">")])
-async def test_admin_create_stream_with_an_invalid_name_raises_before_a_request(
-    transport: Transport, name: str, subject: str
+@pytest.mark.parametrize(
+    ("replicas", "factor"),
+    [([0, 1], 0), ([0, 1, 2], 2), ([0, 3], 2), ([0], 2)],
+    ids=["no factor", "uneven", "no node", "too few"],
+)
+async def test_admin_plan_that_is_inconsistent_raises_protocol_error(
+    admin: Admin, controller: Controller, replicas: list[int], factor: int
 ) -> None:
-    with pytest.raises(InvalidNameError):
-        await admin_over(transport, Subjects("ns")).create_stream(name, subject)
+    nodes = [pb.PlannedNode(nodeId=name) for name in ("n1", "n2", "n3")]
+    plan = pb.PlacementPlan(nodes=nodes, replicationFactor=factor, replicas=replicas)
+    controller.script = [lambda _: pb.ControlResponse(plan=plan)]
+    with pytest.raises(ProtocolError, match="the plan is inconsistent"):
+        await admin.plan_partitions("orders", 2)
+
+
+async def test_admin_plan_that_is_missing_raises_with_the_answer(admin: Admin, controller: Controller) -> None:
+    controller.script = [lambda _: pb.ControlResponse(), lambda _: pb.ControlResponse(detail="nothing to do")]
+    for text in ("returned no plan", "nothing to do"):
+        with pytest.raises(ConfigError, match=text):
+            await admin.plan_partitions("orders", 2)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 
 from liftpy.client import Client, ReadOptions
 from liftpy.client.batch_view import BatchSlice
-from liftpy.client.consumer import Consumer
+from liftpy.client.consumer import Consumer, PartitionReader
 from liftpy.client.progress import ReadProgress
 from liftpy.config import Codec
 from liftpy.core.wire import frames
@@ -295,7 +295,7 @@ async def test_partition_reader_with_a_lagging_leader_reads_from_another_replica
     await leader.subscriptions[0].unsubscribe()  # so that the queue group leads to n2 whenever anybody is asked
     await leader.transport.settle()
     options = ReadOptions(max_bytes=4096, wait_s=0.05, answer_timeout_s=20, patience_s=60)
-    reader = client._streams.reader("s", 0, options)
+    reader = PartitionReader(client.transport, subjects, "s", 0, options)
     reader.node = "n1"
     pieces = await reader.fetch(ReadProgress("s", 0, 0, 20, uid="u1", floor_high_watermark=19))
     assert [v for piece in pieces for v in piece.values()] == expected(0, 20)
@@ -378,7 +378,7 @@ async def test_client_close_ends_running_consumers(client: Client, leader: Repli
     reading = asyncio.create_task(_take(consumer, got, by_batch=False, limit=1000, how="end"))
     await until(lambda: len(got) == 30)
     async with asyncio.timeout(30):
-        client._transport.end()
+        client.transport.end()
         with pytest.raises(ClientClosedError):
             await reading
         with pytest.raises(ClientClosedError):

@@ -55,19 +55,25 @@ class Blocked:
 
 
 @pytest.fixture
-async def stuck(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Transport]:
+async def unread(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Transport]:
+    """Return a transport with an inbox, on a connection whose server reads nothing."""
     monkeypatch.setattr(transport_module, "_CLOSE_S", 0.2)
     async with Blocked() as server, asyncio.timeout(30):
-        connection = await open_connection(f"nats://127.0.0.1:{server.port}", ping_interval=60)
-        transport = Transport(connection)
+        transport = Transport(await open_connection(f"nats://127.0.0.1:{server.port}", ping_interval=60))
         transport._answers.begin("_INBOX.stuck", None)
-        while connection.pending_data_size <= ROOM_BYTES:  # until nothing more is taken
-            await transport.write("x", bytes(200_000), "", None, 0.0)
-            await asyncio.sleep(0)
         yield transport
         began = asyncio.get_running_loop().time()
         await transport.close()
         assert asyncio.get_running_loop().time() - began < 5  # nats-py alone would take minutes
+
+
+@pytest.fixture
+async def stuck(unread: Transport) -> Transport:
+    """Return a transport that can send nothing more."""
+    while unread.connection.pending_data_size <= ROOM_BYTES:  # until nothing more is taken
+        await unread.write("x", bytes(200_000), "", None, 0.0)
+        await asyncio.sleep(0)
+    return unread
 
 
 @pytest.mark.parametrize("size_bytes", [10, 4 << 20])
@@ -80,27 +86,19 @@ async def test_request_on_a_blocked_nats_connection_raises_unavailable_after_its
     assert 0.25 < asyncio.get_running_loop().time() - began < 30
 
 
-async def test_large_request_on_a_blocked_nats_connection_raises_timeout_or_unavailable(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(transport_module, "_CLOSE_S", 0.2)
-    async with Blocked() as server, asyncio.timeout(20):
-        connection = await open_connection(f"nats://127.0.0.1:{server.port}", ping_interval=60)
-        stuck = Transport(connection)
-        stuck._answers.begin("_INBOX.stuck", None)
-        began = asyncio.get_running_loop().time()
-        for _ in range(3):  # the first ones fill what the kernel takes
-            with pytest.raises((RequestTimeoutError, UnavailableError)):
-                await stuck.request("anybody", bytes(8 << 20), 0.3)
-        assert asyncio.get_running_loop().time() - began < 4
-        writing = asyncio.create_task(stuck.write("x", bytes(4 << 20), "", None, began + 60))
-        for _ in range(10):  # turns of the loop, until it waits for the socket
-            await asyncio.sleep(0)
-        assert not writing.done()
-        writing.cancel()  # which nats-py would swallow
-        with pytest.raises(asyncio.CancelledError):
-            await writing
-        await stuck.close()
+async def test_large_request_on_a_blocked_nats_connection_raises_timeout_or_unavailable(unread: Transport) -> None:
+    began = asyncio.get_running_loop().time()
+    for _ in range(3):  # the first ones fill what the kernel takes
+        with pytest.raises((RequestTimeoutError, UnavailableError)):
+            await unread.request("anybody", bytes(8 << 20), 0.3)
+    assert asyncio.get_running_loop().time() - began < 4
+    writing = asyncio.create_task(unread.write("x", bytes(4 << 20), "", None, began + 60))
+    for _ in range(10):  # turns of the loop, until it waits for the socket
+        await asyncio.sleep(0)
+    assert not writing.done()
+    writing.cancel()  # which nats-py would swallow
+    with pytest.raises(asyncio.CancelledError):
+        await writing
 
 
 async def test_nats_transport_flush_cancelled_during_its_pong_raises_cancelled_error(transport: Transport) -> None:
@@ -284,16 +282,16 @@ async def _post_on(posting: Publisher) -> None:
 async def test_client_without_inbox_permission_raises_before_a_request(as_user: Any) -> None:
     client, other = await as_user("deaf"), await as_user("all")
     heard: list[Any] = []
-    await other._transport.connection.subscribe(">", cb=keeper(heard))
-    await other._transport.settle()
+    await other.transport.connection.subscribe(">", cb=keeper(heard))
+    await other.transport.settle()
     publisher = await client.publisher("s", subject="data.here")
     for _ in range(2):
         with pytest.raises(NotAllowedError, match="it to"):
             await publisher.publish(b"x")
         with pytest.raises(NotAllowedError, match=r"it to subscribe to _INBOX\..*, where answers arrive"):
             await client.create_stream("s", "data.s")
-    await client._transport.settle()
-    await other._transport.settle()
+    await client.transport.settle()
+    await other.transport.settle()
     assert heard == []
     await publisher.close()
 

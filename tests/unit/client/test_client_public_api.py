@@ -11,16 +11,13 @@ from typing import Any
 import pytest
 
 import liftpy
-from liftpy.client import Client, sync
+from liftpy.client import Client, ReadOptions
 from liftpy.client import client as client_module
-from liftpy.client.admin import differences
 from liftpy.client.awaitable_context import AwaitableContext
-from liftpy.config import AckPolicy, StreamConfig
-from liftpy.core.metadata.image import StreamImage
+from liftpy.client.consumer import ReadEvent
 from liftpy.core.wire.batch import Record
-from liftpy.errors import ClientClosedError, ConfigError, NotFoundError
+from liftpy.errors import ClientClosedError, ConfigError
 from liftpy.testing.memory import memory_cluster
-from tests.unit.client.test_client_publisher import Leader
 
 
 def test_package_raises_attribute_error_for_an_unknown_name() -> None:
@@ -69,113 +66,71 @@ async def test_awaitable_context_opens_with_await_or_async_with() -> None:
     assert thing.steps == ["entered", "left well", "entered", "left ValueError", "entered", "left well"]
 
 
-def image(**fields: Any) -> StreamImage:
-    return StreamImage(
-        **{"name": "s", "uid": "u", "subject": "a.b", "config": StreamConfig(), "partitions": (), "waiting": 2, **fields}
-    )
-
-
-def test_create_stream_with_exist_ok_and_other_settings_lists_each_difference() -> None:
-    there = image(replication_factor=3)
-    assert differences(there, "a.b", 2, 0, None) == []
-    assert differences(there, "a.b", 2, 3, StreamConfig()) == []
-    config = StreamConfig(ack_policy=AckPolicy.LEADER, min_isr=1)
-    assert differences(there, "a.c", 1, 2, config) == [
-        "its subject is a.b, not a.c",
-        "its partitions is 2, not 1",
-        "its replicas is 3, not 2",
-        "its ack_policy is all, not leader",
-        "its min_isr is 0, not 1",
-    ]
-
-
 # ---- without asyncio -----------------------------------------------------------------------------------------------------------
-async def test_sync_client_call_after_close_raises_client_closed(nats_url: str, server_side: Any) -> None:
-    leader = await Leader(server_side, "data.of-a-script").start()
-
-    def script() -> None:
-        with sync.connect(nats_url) as client:
-            with client.publisher("flights", subject="data.of-a-script") as publisher:
-                for number in range(100):
-                    publisher.send(b"%d" % number)
-            client._wrapped._streams.requests.deadline_s = 0.1
-            with pytest.raises(liftpy.UnavailableError):
-                client.admin.list_streams()
-        with pytest.raises(ClientClosedError):
-            client.admin.list_streams()
-        client.close()
-
-    threads = threading.active_count()
-    await asyncio.to_thread(script)
-    assert [message.value for message in leader.stored] == [b"%d" % number for number in range(100)]
-    assert threading.active_count() <= threads + 1, "one of to_thread"
 
 
-async def _forever(began: threading.Event, ended: threading.Event) -> None:
-    try:
-        began.set()
-        await asyncio.get_running_loop().create_future()
-    finally:
-        ended.set()
-
-
-def test_sync_client_keyboard_interrupt_cancels_the_call_and_keeps_the_client_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    loop, began, ended = sync._Loop(), threading.Event(), threading.Event()
+def test_sync_client_call_that_a_keyboard_interrupt_ends_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the next call would find the consumer in use."""
+    real, here = concurrent.futures.Future.result, threading.current_thread()
 
     def interrupted(future: Any, timeout: float | None = None) -> Any:
-        assert began.wait(30)
-        raise KeyboardInterrupt
+        if threading.current_thread() is here:
+            raise KeyboardInterrupt
+        return real(future, timeout)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(concurrent.futures.Future, "result", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            loop.run(_forever(began, ended))
-    assert ended.wait(30), "nothing goes on that nobody waits for"
-
-    async def fine() -> str:
-        return "fine"
-
-    assert loop.run(fine()) == "fine"
-    loop.end(sync._do_nothing)
-    with pytest.raises(ClientClosedError):
-        loop.run(fine())
-    assert not loop._thread.is_alive()
+    with memory_cluster(1) as cluster, cluster.sync_client() as client:
+        client.create_stream("orders", "shop.orders")
+        consumer = client.consume("orders")
+        with monkeypatch.context() as patch:
+            patch.setattr(concurrent.futures.Future, "result", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                consumer.getone()
+        client.publish("orders", b"v")
+        record = consumer.getone(30)
+        assert record is not None
+        assert record.value == b"v"
 
 
-def test_sync_client_close_ends_calls_in_other_threads() -> None:
-    loop, began, ended = sync._Loop(), threading.Event(), threading.Event()
+def test_sync_client_close_ends_calls_of_all_threads() -> None:
     told: list[type[BaseException]] = []
+    with memory_cluster(1) as cluster:
+        client = cluster.sync_client()
+        client.create_stream("orders", "shop.orders")
+        consumer = client.consume("orders")
+        began = threading.Event()
 
-    def waits() -> None:
-        try:
-            loop.run(_forever(began, ended))
-        except BaseException as error:
-            told.append(type(error))
+        def read() -> None:
+            began.set()
+            try:
+                consumer.getone()
+            except BaseException as error:
+                told.append(type(error))
 
-    waiting = threading.Thread(target=waits)
-    waiting.start()
-    assert began.wait(30)
-    loop.end(sync._do_nothing)
-    loop.end(sync._do_nothing)
-    waiting.join(30)
-    assert told == [ClientClosedError]
+        reading = threading.Thread(target=read)
+        reading.start()
+        assert began.wait(30)
+        client.close()
+        client.close()
+        reading.join(30)
+        assert told == [ClientClosedError]
+        with pytest.raises(ClientClosedError):
+            client.admin.list_streams()
 
 
 def test_sync_client_call_from_its_own_thread_is_rejected() -> None:
-    loop = sync._Loop()
+    told: list[str] = []
+    with memory_cluster(1) as cluster, cluster.sync_client() as client:
+        client.create_stream("orders", "shop.orders")
+        client.publish("orders", b"v")
 
-    async def calls_back() -> None:
-        loop.run(sync._do_nothing())
+        def called(_: ReadEvent) -> None:
+            try:
+                client.publish("orders", b"w")
+            except ConfigError as error:
+                told.append(str(error))
 
-    with pytest.raises(ConfigError, match="another thread"):
-        loop.run(calls_back())
-
-    async def fails() -> None:
-        raise NotFoundError("as the asyncio client says it")
-
-    with pytest.raises(NotFoundError):
-        loop.run(fails())
-    loop.end(sync._do_nothing)
+        assert client.consume("orders", options=ReadOptions(on_event=called)).getone(30) is not None
+    assert "another thread" in told[0]
 
 
 @pytest.fixture

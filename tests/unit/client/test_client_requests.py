@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import nats.errors
 import pytest
 
 from liftpy.client import QueryAnswer, QueryRejectedError, Services, services
@@ -16,16 +15,13 @@ from liftpy.client.stream_directory import StreamDirectory
 from liftpy.core.services.queries import QueryFailedError
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import (
-    ClientClosedError,
     ConfigError,
     OutcomeUnknownError,
     ProtocolError,
     UnavailableError,
 )
-from liftpy.nats import transport as transport_module
 from liftpy.nats.credentials import Credentials
-from liftpy.nats.transport import RequestTimeoutError, Transport
-from tests.each import each
+from liftpy.nats.transport import RequestTimeoutError
 
 
 # ---- queries -----------------------------------------------------------------------------------------------------------------
@@ -116,61 +112,6 @@ async def test_service_query_with_an_error_answer_raises_the_matching_error(
 
 
 # ---- the transport ----------------------------------------------------------------------------------------------------------------
-@each(
-    ("error", "size", "kind", "text"),
-    [
-        (
-            nats.errors.MaxPayloadError(),
-            10,
-            ProtocolError,
-            "The message has 10 bytes, more than the NATS server accepts. Send a smaller message, or increase max_payload on the server.",  # noqa: E501
-        ),
-        (
-            nats.errors.ConnectionClosedError(),
-            10,
-            UnavailableError,
-            "NATS connection error on s: nats: connection closed. Check the NATS server, then retry.",
-        ),
-        (OSError(), 10, UnavailableError, "NATS connection error on s: OSError. Check the NATS server, then retry."),
-        (ValueError("odd"), 10, UnavailableError, "NATS connection error on s: odd. Check the NATS server, then retry."),
-        (
-            OSError(),
-            transport_module.ROOM_BYTES // 2,
-            UnavailableError,
-            "NATS connection error on s: OSError. Check the NATS server, then retry.",
-        ),
-        (None, 10, None, ""),
-        (None, transport_module.ROOM_BYTES // 2, None, ""),
-    ],
-)
-@each("closed", [False, True])
-async def test_nats_transport_write_that_fails_raises_the_matching_liftpy_error(
-    error: Any, size: int, kind: Any, text: str, closed: bool
-) -> None:
-    sent: list[Any] = []
-
-    class Connection:
-        async def publish(self, subject: str, payload: bytes, reply: str, headers: Any) -> None:
-            sent.append((subject, len(payload), reply, headers))
-            if error is not None:
-                raise error
-
-    made: Any = Transport.__new__(Transport)
-    made.connection = Connection()
-
-    def must_be_usable() -> None:
-        if closed:
-            raise ClientClosedError("closed")
-
-    made.must_be_usable = must_be_usable
-    work = made.write("s", bytes(size), "r", {"a": "b"}, asyncio.get_running_loop().time() + 30)
-    if kind is None:
-        await work
-    else:
-        says_so = closed and kind is UnavailableError
-        with pytest.raises(ClientClosedError if says_so else kind, match="closed" if says_so else text):
-            await work
-    assert sent == [("s", size, "r", {"a": "b"})]
 
 
 # ---- credentials --------------------------------------------------------------------------------------------------------------------

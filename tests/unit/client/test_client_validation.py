@@ -25,12 +25,8 @@ from liftpy.client import (
     connect,
 )
 from liftpy.client.batch_view import BatchSlice
-from liftpy.client.encode_publish import envelope_of
 from liftpy.client.positions import parse_start, parse_until
-from liftpy.config import AckPolicy
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.wire import frames
-from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import build_batch, parse_batch
 from liftpy.errors import (
     ConfigError,
@@ -53,15 +49,6 @@ def test_relative_start_or_until_time_is_parsed_to_a_point_in_time(text: str, se
 
 
 # ---- publishing ----------------------------------------------------------------------------------------------------------------
-@each(("key", "keyed"), [(None, False), (b"", True), (b"k", True)])
-@each("value", [None, b"", b"v"])
-def test_message_envelope_encodes_a_missing_key_or_value_differently_from_empty(
-    key: bytes | None, keyed: bool, value: bytes | None
-) -> None:
-    message = frames.decode(envelope_of("s", 2, "u", value, key, None, AckPolicy.LEADER), client_pb2.Message)
-    assert (message.keyed, message.tombstone, message.key, message.value) == (keyed, value is None, key or b"", value or b"")
-    assert (message.stream, message.partition, message.streamUid, message.offset) == ("s", 2, "u", -1)
-    assert message.ackPolicy == client_pb2.LEADER
 
 
 # ---- the edge ------------------------------------------------------------------------------------------------------------------

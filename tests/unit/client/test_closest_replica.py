@@ -111,8 +111,7 @@ async def test_nearest_replica_is_looked_up_again_after_a_delay(time: Time) -> N
 
 
 async def test_partition_reader_near_a_rack_reads_from_another_rack_only_after_a_failure(time: Time) -> None:
-    log = Log(ReadOptions(near="a"))
-    log.reader._nearest = Metadata(a={"n3"}).nearest
+    log = Log(ReadOptions(near="a"), Metadata(a={"n3"}).nearest)
     consumer = Consumer(log.reader, "earliest", "end")
     await consumer.begin()
     assert await taken(consumer, 4) == [0, 1, 2, 3]

@@ -17,7 +17,6 @@ from liftpy.config import NS_PER_S
 from liftpy.core.groups import commands
 from liftpy.core.groups.commands import decode_command
 from liftpy.core.groups.machine import GroupMachine
-from liftpy.core.groups.member import PartitionAssigned, PartitionLost
 from liftpy.errors import NotAllowedError, UnavailableError
 from liftpy.nats.transport import RequestTimeoutError
 from tests.unit.client.test_consumer_filters_and_seek import Node, consumer
@@ -93,30 +92,27 @@ def committed(home: Coordinated) -> dict[int, int]:
     return {at.partition: at.position for at in home.machine.groups["bills"].readers.all_positions()}
 
 
-async def test_group_rebalance_moves_a_partition_only_after_its_unfinished_records_are_committed() -> None:
+async def test_group_rebalance_moves_a_partition_only_after_its_unfinished_records_are_committed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for interval in ("QUICK_HEARTBEAT_MS", "WAITING_HEARTBEAT_MS"):
+        monkeypatch.setattr(commands, interval, 20)
     home = Coordinated(partitions=2)
     home.node.append(b"a", b"b")
     options = GroupOptions(session_s=commands.MIN_SESSION_MS / 1000, auto_commit_s=3600)
     async with asyncio.timeout(30), await Group(home, "bills", ["orders"], "", options, None, None).open() as group:
         parts = {part.key: part for part in [await group.take(), await group.take()] if part is not None}
         async with await Group(home, "bills", ["orders"], "", options, None, None).open() as other:
-            while not group._revoking:
-                group._beat_soon.set()
-                await asyncio.sleep(0.01)
-            (key,) = group._revoking
             before = home.beats
-            while home.beats < before + 6:
-                group._beat_soon.set()
-                other._beat_soon.set()
-                group._wake.set()
+            while home.beats < before + 12:
                 await asyncio.sleep(0.01)
-            assert (other.owned, group.generation_of(key)) == ([], parts[key].generation), "it is in the application's hand"
-            assert committed(home) == {}
-            group.finished(parts[key])
+            assert (len(parts), other.owned, committed(home)) == (2, [], {}), "they are in the application's hand"
+            for part in parts.values():
+                group.finished(part)
             while not other.owned:
-                other._beat_soon.set()
                 await asyncio.sleep(0.01)
-            assert (other.owned, other._owned[key].gained.position) == ([key], 2)
+            (key,) = other.owned
+            assert committed(home)[key.partition] == 2
 
 
 def suspend(home: Coordinated, patch: pytest.MonkeyPatch) -> None:
@@ -222,48 +218,38 @@ async def test_group_member_with_an_instance_id_does_not_leave_on_close(instance
     assert home.left == left
 
 
-async def test_group_member_that_lost_a_partition_drops_its_buffered_records() -> None:
+async def test_group_commit_excludes_a_finished_batch_of_an_earlier_generation() -> None:
     home = Coordinated()
     home.node.append(b"a")
-    home.node.append(b"b")
-    async with asyncio.timeout(20), await Group(home, "bills", ["orders"], "", GroupOptions(), None, None).open() as group:
-        first, second = await group.take(), await group.take()
+    options = GroupOptions(auto_commit_s=0)
+    async with asyncio.timeout(20), await Group(home, "bills", ["orders"], "", options, None, None).open() as group:
+        first = await group.take()
+        readers = home.machine.groups["bills"].readers
+        readers.leave(*readers.members)
+        again = await group.take()
         assert first is not None
-        assert second is not None
-        home.node.append(b"c")
-        while not group._fetcher.arrived:
-            await asyncio.sleep(0)
+        assert again is not None
+        assert (again.slice.first_offset, again.generation > first.generation) == (0, True)
         group.finished(first)
-        group._follow([PartitionLost(first.key, first.generation)])
-        assert group._finished_ends == {}
-        group.finished(second)
-        assert (group._finished_ends, group.generation_of(first.key)) == ({}, None)
-        taking = asyncio.create_task(group.take())
-        await asyncio.sleep(0)
-        assert (taking.done(), len(group._fetcher.arrived)) == (False, 0)
-        group._follow([PartitionAssigned(first.key, first.generation + 1, 1, 1)])
-        group.finished(second)
-        assert group._finished_ends == {}, "of an earlier generation"
-        part = await taking
-        assert part is not None
-        assert (part.generation, part.slice.first_offset) == (first.generation + 1, 1)
+        await group.commit()
+        assert committed(home) == {}
+        group.finished(again)
+        await group.commit()
+        assert committed(home) == {0: 1}
 
 
 async def test_group_member_with_a_possibly_expired_session_returns_no_records(monkeypatch: pytest.MonkeyPatch) -> None:
     home = Coordinated()
-    home.node.append(b"a")
+    home.node.append(b"a", b"b")
     async with asyncio.timeout(20), await Group(home, "bills", ["orders"], "", GroupOptions(), None, None).open() as group:
-        assert group._machine is not None
-        over = True
-        real = group._machine.may_deliver
-        monkeypatch.setattr(group._machine, "may_deliver", lambda key, at_ns: not over and real(key, at_ns))
-        taking = asyncio.create_task(group.take())
+        assert (await anext(group)).offset == 0
+        suspend(home, monkeypatch)
+        coming = asyncio.ensure_future(anext(group))
         while not group.counters["held_back"]:
-            await asyncio.sleep(0)
-        assert not taking.done()
-        over = False
-        group._beat_soon.set()
-        assert (await taking) is not None
+            await asyncio.sleep(0.01)
+        assert not coming.done()
+        home.unanswered = 0
+        assert (await coming).offset == 1
 
 
 async def test_group_member_retries_a_read_that_times_out() -> None:

@@ -10,7 +10,7 @@ import nats.errors
 import pytest
 from nats.aio.client import Client as NatsConnection
 
-from liftpy.errors import ClientClosedError, NotAllowedError, UnavailableError
+from liftpy.errors import ClientClosedError, NotAllowedError, ProtocolError, UnavailableError
 from liftpy.nats.connection import StrictConnection
 from liftpy.nats.parser import StrictParser
 from liftpy.nats.transport import Transport, open_connection
@@ -166,6 +166,8 @@ class Nats:
 
     async def publish(self, subject: str, payload: bytes, reply: str = "", headers: Any = None) -> None:
         self.calls.append(("publish", subject, payload, reply, headers))
+        if self.fails is not None:
+            raise self.fails
 
     async def flush(self, timeout: float) -> None:
         self.calls.append(("flush", timeout))
@@ -204,10 +206,34 @@ async def test_nats_subscription_that_fails_raises_unavailable(error: Exception)
     with pytest.raises(UnavailableError) as caught:
         await transport.listen("in.*", never, 60)
     assert str(caught.value) == f"NATS connection error on in.*: {error}. Check the NATS server, then retry."
-    assert not transport._on_denial
     connection.on_subscribe = transport.end
     with pytest.raises(ClientClosedError):
         await transport.listen("in.*", never, 60)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (nats.errors.MaxPayloadError(), ProtocolError, "The message has 10 bytes, more than the NATS server accepts"),
+        (nats.errors.ConnectionClosedError(), UnavailableError, "NATS connection error on s: nats: connection closed"),
+        (OSError(), UnavailableError, "NATS connection error on s: OSError"),
+        (ValueError("odd"), UnavailableError, "NATS connection error on s: odd"),
+    ],
+    ids=["too large", "closed by nats-py", "socket", "unexpected"],
+)
+async def test_nats_write_that_fails_raises_the_matching_liftpy_error(
+    error: Exception, kind: type[Exception], text: str
+) -> None:
+    connection = Nats()
+    connection.is_connected, connection.fails = True, error
+    transport = over(connection)
+    give_up_at = asyncio.get_running_loop().time() + 30
+    with pytest.raises(kind, match=text):
+        await transport.write("s", bytes(10), "r", {"a": "b"}, give_up_at)
+    assert connection.calls == [("publish", "s", bytes(10), "r", {"a": "b"})]
+    transport.end()
+    with pytest.raises(ClientClosedError if kind is UnavailableError else kind):
+        await transport.write("s", bytes(10), "r", None, give_up_at)
 
 
 async def test_transport_closed_with_unsent_data_of_a_lost_connection_leaves_no_task() -> None:

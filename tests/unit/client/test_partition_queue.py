@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from liftpy.client.partition_queue import (
-    FIRST_PAUSE_S,
     BatchRejection,
     BatchResult,
     PartitionQueue,
@@ -69,32 +68,6 @@ def test_producer_partition_queue_add_many_without_keys_builds_the_same_batches_
     assert [(p.encoded, p.size_bytes) for p in sent(many, 0)] == [(p.encoded, p.size_bytes) for p in sent(one, 0)]
 
 
-def test_producer_partition_queue_batch_contains_keys_headers_and_tombstones() -> None:
-    queue = new_queue(batch_records=3)
-    queue.add(None, b"k", (), 1, 0.0)
-    queue.add(b"v", None, (("h", b"1"),), 1, 0.0)
-    columns = parse_batch(sent(queue, 0)[0].encoded).columns
-    assert columns.values.to_list() == [None, b"v"]
-    assert columns.keys is not None
-    assert columns.keys.to_list() == [b"k", None]
-    assert columns.headers is not None
-    assert columns.headers.to_list() == [(), (("h", b"1"),)]
-    bare = new_queue()
-    bare.add_many([b"v"], None, [1], 0.0)
-    plain = parse_batch(sent(bare, 0)[0].encoded).columns
-    assert (plain.keys, plain.headers) == (None, None)
-
-
-def test_producer_partition_queue_batch_contains_records_with_and_without_keys() -> None:
-    queue = new_queue(batch_records=4)
-    queue.add(b"a", b"k", (), 1, 0.0)
-    queue.add_many([b"b"], None, [1], 0.0)
-    assert parse_batch(sent(queue, 0)[0].encoded).keys() == [b"k", None]
-    queue.add_many([b"c"], [b"l"], [1], 0.0)
-    queue.add(b"d", None, (), 1, 0.0)
-    assert parse_batch(sent(queue, 0)[0].encoded).keys() == [b"l", None]
-
-
 # ---- answers -----------------------------------------------------------------------------------------------------------------
 def test_producer_partition_queue_with_acks_in_any_order_completes_records_in_order() -> None:
     queue = new_queue()
@@ -108,24 +81,6 @@ def test_producer_partition_queue_with_acks_in_any_order_completes_records_in_or
     assert queue.tickets
     assert tokens(queue.acked(4, at(4))) == ["e"]
     assert not queue.tickets
-
-
-def test_producer_partition_queue_resends_rejected_batches_after_a_delay() -> None:
-    queue = new_queue()
-    fill(queue, b"a", b"b", b"c", b"d", b"e")
-    before = sent(queue, 0)
-    queue.acked(4, at(4))
-    assert queue.refused(0, 1, BatchRejection.AGAIN, 5.0)
-    assert sent(queue, 5.0) == []
-    assert queue.wake_at() == 5.0 + FIRST_PAUSE_S
-    again = sent(queue, 5.0 + FIRST_PAUSE_S)
-    assert again == before[:2]
-    assert [p.attempt for p in again] == [2, 2]
-    assert queue.sent_again == 2
-    assert queue.refused(0, 1, BatchRejection.FINAL, 6.0), "the answer to an earlier attempt says nothing any more"
-    assert queue.wake_at() == 5.0 + FIRST_PAUSE_S + 1.0
-    assert tokens(queue.acked(0, at(0, 2))) == ["a", "b"]
-    assert tokens(queue.acked(2, at(2, 2))) == ["c", "d", "e"]
 
 
 def test_producer_partition_queue_without_a_producer_epoch_sends_nothing() -> None:
@@ -167,27 +122,6 @@ def test_producer_partition_queue_sends_a_partial_batch_after_the_linger_time() 
     fill(queue, b"e")
     assert sent(queue, 0.1) == [], "who was in a hurry has gone"
     assert queue.wake_at() == 0.5
-
-
-def test_producer_partition_queue_unknown_to_the_leader_gets_a_new_epoch_and_resends_its_batches() -> None:
-    queue = new_queue(window=2)
-    fill(queue, b"a", b"b", b"c", b"d", b"e")
-    queue.add_many([b"f"], None, [1], 0.0)
-    before = sent(queue, 0)
-    was = [(p.sequence, values_of(p), p.digest) for p in before]
-    assert queue.refused(0, 1, BatchRejection.UNKNOWN, 1.0)
-    assert queue.asks
-    assert (sent(queue, 9.0), queue.wake_at()) == ([], None)
-    assert queue.unanswered == (0, RollingDigest())
-    queue.begin_new_epoch(5)
-    assert not queue.asks
-    again = sent(queue, 9.0)
-    assert [(p.sequence, values_of(p), p.digest) for p in again] == was
-    assert [parse_batch(p.encoded).header.producer_epoch for p in again] == [5, 5]
-    for batch in again:
-        queue.acked(batch.sequence, at(0))
-    assert [parse_batch(p.encoded).header.producer_epoch for p in sent(queue, 9.0)] == [5]
-    assert queue.unanswered[0] == 4
 
 
 def test_producer_partition_queue_after_a_reconnect_resends_one_batch_several_times_per_second() -> None:

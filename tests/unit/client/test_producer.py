@@ -15,9 +15,7 @@ import pytest
 from liftpy.client.encode_publish import Address
 from liftpy.client.partition_sender import BATCH_BYTES, RECORD_BYTES, ManyAck, ProducerOptions
 from liftpy.client.producer import Partitioner, Producer
-from liftpy.core.publish.jetstream_headers import Rejection
-from liftpy.core.publish.producer_state import Finding, ProducerRegistry
-from liftpy.core.replication.effects import RejectReason
+from liftpy.config import AckPolicy
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.errors import (
@@ -88,17 +86,17 @@ class Wire:
         self.asked += 1
         if self.loses():
             raise RequestTimeoutError("lost")
-        (answer,) = [data for reply, data in self._through(subject, payload, "_INBOX.asked") if reply == "_INBOX.asked"]
+        (answer,) = [data for reply, data in self.through(subject, payload, "_INBOX.asked") if reply == "_INBOX.asked"]
         return SimpleNamespace(subject="_INBOX.asked", data=answer, headers=None)
 
     async def publish(self, subject: str, payload: bytes, reply: str = "", *, give_up_at: float) -> None:
         await asyncio.sleep(0)
         self.published += 1
         if not self.loses():
-            for to, data in self._through(subject, payload, reply):
+            for to, data in self.through(subject, payload, reply):
                 self.deliver(to, data)
 
-    def _through(self, subject: str, payload: bytes, reply: str) -> list[tuple[str, bytes]]:
+    def through(self, subject: str, payload: bytes, reply: str) -> list[tuple[str, bytes]]:
         node = self.nodes[int(subject.rpartition(".")[2])]
         node.arrive((reply.encode(), payload, b""))
         if self.commits:
@@ -112,7 +110,7 @@ class Wire:
 
     @staticmethod
     def commit(node: Bench) -> None:
-        node.acks.release(node.ingest.reader._policy, node.end - 1, 3, 0)
+        node.acks.release(AckPolicy.ALL, node.end - 1, 3, 0)
 
     def deliver(self, reply: str, data: bytes) -> None:
         answer = self.answers_as(frames.decode(data, _Ack))
@@ -262,16 +260,6 @@ async def test_producer_opened_with_begin_anew_starts_at_sequence_zero() -> None
     assert [batch.header.base_sequence for batch in wire.nodes[0].batches][-2:] == [0, 1]
 
 
-async def test_producer_batch_resent_after_a_lost_ack_is_stored_once() -> None:
-    wire = Wire()
-    p = await a_producer(wire)
-    lost = iter([False, True])
-    wire.loses = lambda: next(lost, False)
-    ack = await (await p.send(b"a"))
-    assert (ack.offset, ack.duplicate, p.resends) == (0, False, 1)
-    await p.close()
-
-
 async def test_producer_close_without_acks_fails_sent_records_with_outcome_unknown() -> None:
     wire = Wire()
     p = await a_producer(wire, window=1, attempt_s=600.0, patience_s=3600.0)
@@ -369,9 +357,12 @@ async def test_producer_flush_without_acks_raises_outcome_unknown_after_patience
 async def test_producer_timeout_error_contains_the_last_rejection() -> None:
     wire = Wire()
     p = await a_producer(wire, patience_s=0.05)
-    for node in wire.nodes:
-        node.append = lambda event, node=node: node.ingest.reject(event.token, RejectReason.BELOW_MIN_ISR, "", 0)  # type: ignore[method-assign]
-        node.ingest._feed = node.append
+
+    def rejected(ack: Any) -> Any:
+        ack.ackError = _Ack.BELOW_MIN_ISR
+        return ack
+
+    wire.answers_as = rejected
     await p.send(b"a")
     with pytest.raises(OutcomeUnknownError, match="BELOW_MIN_ISR"):
         await p.flush()
@@ -424,14 +415,3 @@ async def test_producer_send_after_a_permission_denial_raises_not_allowed() -> N
     with pytest.raises(ClientClosedError):
         await p.send(b"b")
     await p.close()
-
-
-async def test_producer_open_rejected_by_the_leader_raises_publish_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    wire = Wire()
-    wire.nodes[0].ingest._derived.producers.max_count = 0
-    with pytest.raises(UnavailableError, match="0 producers are known"):
-        await a_producer(wire, patience_s=0.05)
-    monkeypatch.setattr(ProducerRegistry, "ask", lambda *_: Finding.FULL)
-    monkeypatch.setattr(ProducerRegistry, "why_not", lambda *_: Rejection(RejectReason.READ_ONLY, "ro"))
-    with pytest.raises(PublishRejectedError, match="READ_ONLY ro"):
-        await a_producer(wire)

@@ -23,14 +23,14 @@ async def test_producer_open_rejected_as_overloaded_is_retried_after_a_lookup() 
         found.append(partition)
         return Address("ev.0", "u1")
 
-    through, refuses = wire._through, [_Ack.OVERLOADED]
+    through, refuses = wire.through, [_Ack.OVERLOADED]
 
     def refused(subject: str, payload: bytes, reply: str) -> list[tuple[str, bytes]]:
         if refuses:
             return [(reply, frames.encode(_Ack(stream="s", streamUid="u1", ackError=refuses.pop())))]
         return through(subject, payload, reply)
 
-    wire._through = refused  # type: ignore[method-assign]
+    wire.through = refused  # type: ignore[method-assign]
     async with await a_producer(wire, find=find) as p:
         await p.send(b"a")
     assert (wire.values(), wire.asked, found) == ([b"a"], 2, [0])

@@ -117,19 +117,6 @@ async def test_publish_to_a_cached_subject_of_a_deleted_stream_stores_nothing_in
     assert node.values("u2") == []
 
 
-async def test_publish_to_a_deleted_stream_raises_not_found(client: Client, node: Node) -> None:
-    await node.make("a", "u1")
-    await client.publish("a", b"1")
-    await node.delete("a")
-    began = asyncio.get_running_loop().time()
-    with pytest.raises(NotFoundError):
-        await client.publish("a", b"2")
-    assert asyncio.get_running_loop().time() - began < 2
-    await node.make("a", "u3")  # and it is found again when it is there again
-    assert (await client.publish("a", b"5")) is not None
-    assert node.values("u3") == [b"5"]
-
-
 @pytest.mark.parametrize("place", ["a", "elsewhere"])
 async def test_publisher_of_a_recreated_stream_stores_every_later_message_once(client: Client, node: Node, place: str) -> None:
     await node.make("a", "u1")

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -32,20 +32,9 @@ from liftpy.testing.memory import memory_cluster
 SHORT = QueueOptions(ack_wait_s=0.2)
 
 
-def report_through(monkeypatch: pytest.MonkeyPatch, queue: Queue, report: Any) -> None:
-    """Replace the function that sends the settlements of a queue."""
-    monkeypatch.setattr(queue, "_send_command", report)
-
-
 @pytest.fixture
-async def client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
-    monkeypatch.setattr(module, "_CHECK_NS", 5_000_000)
-    monkeypatch.setattr(module, "_ASK_AGAIN_S", 0.05)
-    async with memory_cluster() as cluster, cluster.client() as made:
-        await asyncio.to_thread(cluster.serve_groups)
-        await made.create_stream("jobs", "jobs")
-        await made.create_stream("dead", "dead")
-        yield made
+def client(queue_client: Client) -> Client:
+    return queue_client
 
 
 async def fill(client: Client, count: int, first: int = 0, **more: Any) -> None:
@@ -291,16 +280,16 @@ async def test_queue_close_releases_records_granted_during_the_close(client: Cli
     await fill(client, 1)
     options = QueueOptions(ack_wait_s=60)
     queue = await client.queue("jobs", "w", options=options)
-    real, granted, go_on = queue._send_command, asyncio.Event(), asyncio.Event()
+    real, granted, go_on = client.services.call, asyncio.Event(), asyncio.Event()
 
-    async def slow(**what: Any) -> Any:
-        answer = await real(**what)
-        if "take" in what:
+    async def slow(service: str, stream: str, command: bytes, **how: Any) -> Any:
+        answer = await real(service, stream, command, **how)
+        if commands.decode_command(command).HasField("take"):
             granted.set()
             await go_on.wait()
         return answer
 
-    report_through(monkeypatch, queue, slow)
+    monkeypatch.setattr(client.services, "call", slow)
     taking = asyncio.create_task(queue.take(1))
     await granted.wait()
     closing = asyncio.create_task(queue.close())
@@ -326,18 +315,6 @@ async def test_queue_skips_deleted_records(client: Client) -> None:
             assert await queue.take(3, timeout_s=0.5) == []
 
 
-async def test_queue_take_returns_records_of_all_partitions_and_of_a_recreated_stream(client: Client) -> None:
-    await client.create_stream("many", "many", partitions=3)
-    for partition in range(3):
-        await client.publish("many", b"%d" % partition, partition=partition)
-    async with client.queue("many", "w") as queue:
-        assert sorted(await all_of(queue, 3, Job.ack)) == [0, 1, 2]
-        await client.admin.delete_stream("many")
-        await client.create_stream("many", "many", config=StreamConfig())
-        await client.publish("many", b"7")
-        assert await all_of(queue, 1, Job.ack) == [7]
-
-
 async def test_queue_ack_names_only_jobs_of_the_deleted_stream_as_lost(client: Client) -> None:
     """Both streams have the same name and offsets, and one request may carry the acks of both."""
     await fill(client, 2)
@@ -354,38 +331,34 @@ async def test_queue_ack_names_only_jobs_of_the_deleted_stream_as_lost(client: C
         assert await queue.take(2, timeout_s=0.0) == []
 
 
-async def test_queue_take_returns_records_of_added_partitions(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "STREAM_NS", 20_000_000)
-    real, failures = client.stream, [UnavailableError("no metadata group"), OutcomeUnknownError("no answer")]
-    async with client.queue("jobs", "w") as queue:
-        await client.admin.add_partitions("jobs", 2)
-        await client.publish("jobs", b"7", partition=1)
-
-        async def stream(name: str) -> Any:
-            if failures:
-                raise failures.pop()
-            return await real(name)
-
-        monkeypatch.setattr(client, "stream", stream)
-        assert await all_of(queue, 1, Job.ack) == [7]
-        assert queue.counters["not looked"] == 2
-
-
-async def test_queue_take_returns_records_while_the_stream_lookup_is_silent(
-    client: Client, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "failures", [[UnavailableError("no metadata group"), OutcomeUnknownError("no answer")], [None]], ids=["errors", "silence"]
+)
+async def test_queue_take_returns_records_of_added_partitions_after_failed_stream_lookups(
+    client: Client, monkeypatch: pytest.MonkeyPatch, failures: list[Exception | None]
 ) -> None:
+    """Meanwhile the worker takes records of the known partition."""
     monkeypatch.setattr(module, "STREAM_NS", 20_000_000)
     monkeypatch.setattr(module, "LOOKUP_S", 0.02)
+    real, errors, is_failing = client.stream, itertools.cycle(failures), True
 
     async def stream(name: str) -> Any:
-        await asyncio.get_running_loop().create_future()
+        if not is_failing:
+            return await real(name)
+        if (error := next(errors)) is not None:
+            raise error
+        return await asyncio.get_running_loop().create_future()
 
-    async with client.queue("jobs", "w") as queue, asyncio.timeout(20):
+    async with client.queue("jobs", "w") as queue:
+        await client.admin.add_partitions("jobs", 2)
         monkeypatch.setattr(client, "stream", stream)
-        while not queue.counters["not looked"]:
+        while queue.counters["not looked"] < len(failures):
             assert await queue.take(1, timeout_s=0.02) == []
         await fill(client, 3)
         assert await all_of(queue, 3, Job.ack) == [0, 1, 2]
+        is_failing = False
+        await client.publish("jobs", b"7", partition=1)
+        assert await all_of(queue, 1, Job.ack) == [7]
 
 
 async def test_queue_of_a_stream_without_replicas_returns_records_after_placement(
@@ -433,16 +406,6 @@ async def test_queue_of_a_stream_created_again_with_fewer_partitions_delivers_it
         await client.create_stream("jobs", "jobs")
         await client.publish("jobs", b"8")
         assert await all_of(queue, 1, Job.ack) == [8]
-
-
-async def test_queue_start_option_selects_the_first_record(client: Client) -> None:
-    await fill(client, 3)
-    async with client.queue("jobs", "new", options=QueueOptions(start="new")) as queue:
-        assert await queue.take(3, timeout_s=0.0) == []
-        await fill(client, 1, 3)
-        assert numbers(await queue.take(3)) == [3]
-    async with client.queue("jobs", "all") as queue:
-        assert numbers(await queue.take(9)) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("by_key", [False, True])
@@ -511,6 +474,8 @@ async def test_queue_rejects_invalid_names_and_options(client: Client) -> None:
     for bad in ({"ack_wait_s": 0.01}, {"max_deliveries": 0}, {"ahead": 0}, {"start": "latest"}, {"dead_letters": "a b"}):
         with pytest.raises(ConfigError):
             QueueOptions(**bad)  # type: ignore[arg-type]
+    with pytest.raises(InvalidNameError, match="internal"):
+        QueueOptions(dead_letters="_groups")
     with pytest.raises(NotFoundError):
         await client.queue("nobody", "w")
     with pytest.raises(NotFoundError):
@@ -527,18 +492,27 @@ async def test_queue_rejects_invalid_names_and_options(client: Client) -> None:
             with pytest.raises(ConfigError):
                 await work
         await queue.ack([])
+    async with client.queue("jobs", "v", options=QueueOptions(dead_letters="dead")) as queue:
+        (job,) = await queue.take(1)
+        with pytest.raises(ConfigError, match="UTF-8"):
+            await job.reject("\ud800")
+        await job.ack()
 
 
-def said_by(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Return a list that records the content of each later command."""
+def commands_of(client: Client, monkeypatch: pytest.MonkeyPatch, *, ordered: bool = False) -> list[list[str]]:
+    """Return a list that records the parts of each later command. ``ordered``: change each take to one in order of keys."""
     said: list[list[str]] = []
-    real = queue._send_command
+    real = client.services.call
 
-    async def say(**what: Any) -> Any:
-        said.append(sorted(what))
-        return await real(**what)
+    async def call(service: str, stream: str, command: bytes, **how: Any) -> Any:
+        asked = commands.decode_command(command)
+        said.append([part for part in ("settle", "take") if asked.HasField(part)])
+        if ordered and asked.HasField("take"):
+            asked.take.ordered = True
+            command = commands.encode_command(asked)
+        return await real(service, stream, command, **how)
 
-    report_through(monkeypatch, queue, say)
+    monkeypatch.setattr(client.services, "call", call)
     return said
 
 
@@ -546,7 +520,7 @@ async def test_queue_ack_and_next_take_share_one_request(client: Client, monkeyp
     monkeypatch.setattr(PrefetchLimit, "ahead", lambda self, now_ns: 10)
     await fill(client, 60)
     async with client.queue("jobs", "w") as queue:
-        said = said_by(queue, monkeypatch)
+        said = commands_of(client, monkeypatch)
         reads: list[int] = []
         real = PartitionReader.fetch
 
@@ -581,7 +555,7 @@ async def test_queue_take_that_is_cancelled_loses_no_records(client: Client) -> 
     await fill(client, 3)
     async with client.queue("jobs", "w", options=QueueOptions(ack_wait_s=600)) as queue:
         taking = asyncio.create_task(queue.take(3))
-        while queue._fetch_task is None:
+        while not any(task.get_name() == "records of w" for task in asyncio.all_tasks()):
             await asyncio.sleep(0)
         taking.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -597,8 +571,7 @@ async def test_queue_ack_is_stored_if_the_take_in_its_request_is_rejected(
     await fill(client, 30)
     async with client.queue("jobs", "w", options=QueueOptions(max_own_pending=3)) as queue:
         jobs = (await queue.take(3))[:2]
-        monkeypatch.setattr(Queue, "_build_request", _asked_in_order(Queue._build_request))
-        said = said_by(queue, monkeypatch)
+        said = commands_of(client, monkeypatch, ordered=True)
         await queue.ack(jobs)
         assert said == [["settle", "take"], ["settle"]]
         await queue.ack(jobs)  # done: else that would be an error
@@ -619,7 +592,7 @@ async def test_queue_ack_after_a_change_of_leader_sends_no_second_command(monkey
             (follower,) = set(partition.replicas) - {partition.leader}
             await client.admin.elect_leader("jobs", 0, follower)
             assert numbers(await other.take(3)) == [3, 4, 5]
-            said = said_by(queue, monkeypatch)
+            said = commands_of(client, monkeypatch)
             for job in jobs:
                 await job.ack()
             assert said == [["settle", "take"], ["settle"], ["settle"]]
@@ -630,15 +603,6 @@ async def test_queue_ack_after_a_change_of_leader_sends_no_second_command(monkey
             assert queue.counters["lost"] == 0
 
 
-def _asked_in_order(real: Any) -> Any:
-    def asked(self: Queue, *given: Any) -> Any:
-        take = real(self, *given)
-        take.ordered = True
-        return take
-
-    return asked
-
-
 async def test_queue_take_with_an_infinite_timeout_returns_the_first_record(client: Client) -> None:
     async with client.queue("jobs", "w") as queue:
         with pytest.raises(ConfigError, match="timeout_s"):
@@ -646,6 +610,21 @@ async def test_queue_take_with_an_infinite_timeout_returns_the_first_record(clie
         taking = asyncio.create_task(queue.take(timeout_s=float("inf")))
         await fill(client, 1)
         assert numbers(await taking) == [0]
+
+
+async def test_queue_at_the_end_pauses_between_reads_that_fail(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, count = PartitionReader.fetch, itertools.count(1)
+
+    async def fetch(self: PartitionReader, progress: Any, max_bytes: int | None = None) -> Any:
+        if progress.stream != "jobs":
+            return await real(self, progress, max_bytes)
+        next(count)
+        raise UnavailableError("nobody")
+
+    async with client.queue("jobs", "w", options=QueueOptions(start="new")) as queue:
+        monkeypatch.setattr(PartitionReader, "fetch", fetch)
+        assert await queue.take(1, 1.0) == []
+        assert 2 < next(count) < 20
 
 
 async def test_queue_without_long_polls_pauses_between_requests_at_the_end(
@@ -661,17 +640,3 @@ async def test_queue_without_long_polls_pauses_between_requests_at_the_end(
         monkeypatch.setattr(client.transport, "request", request)
         assert await queue.take(1, 1.0) == []
         assert next(count) < 40
-
-
-async def test_queue_reject_with_a_reason_that_is_not_utf_8_raises_config_error(client: Client) -> None:
-    await fill(client, 1)
-    async with client.queue("jobs", "w", options=QueueOptions(dead_letters="dead")) as queue:
-        (job,) = await queue.take(1)
-        with pytest.raises(ConfigError, match="UTF-8"):
-            await job.reject("\ud800")
-        await job.ack()
-
-
-def test_queue_with_an_internal_dead_letter_stream_raises_invalid_name_error() -> None:
-    with pytest.raises(InvalidNameError, match="internal"):
-        QueueOptions(dead_letters="_groups")

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator
 
 import pytest
 
 from liftpy.client import Client, Job, QueueOptions
 from liftpy.client import queue as module
 from liftpy.client.group_admin import GroupRejectedError
-from liftpy.testing.memory import memory_cluster
 
 ORDERED = QueueOptions(order_by_key=True, ack_wait_s=600)
 
 
 @pytest.fixture
-async def client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
-    monkeypatch.setattr(module, "_CHECK_NS", 5_000_000)
-    monkeypatch.setattr(module, "_ASK_AGAIN_S", 0.05)
-    async with memory_cluster() as cluster, cluster.client() as made:
-        await asyncio.to_thread(cluster.serve_groups)
-        await made.create_stream("jobs", "jobs")
-        await made.create_stream("dead", "dead")
-        yield made
+def client(queue_client: Client) -> Client:
+    return queue_client
 
 
 async def fill(client: Client, keys: str, first: int = 0) -> None:

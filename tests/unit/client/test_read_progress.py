@@ -7,14 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liftpy.client import positions
-from liftpy.client import progress as progress_module
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.positions import Bounds
 from liftpy.client.progress import NotServedError, ReadProgress
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import build_batch, parse_batch
-from liftpy.core.wire.filters import Filter
 from liftpy.errors import ConfigError, CorruptionError, LogTruncatedError, NotFoundError, OffsetOutOfRangeError, ProtocolError
 from tests.each import each
 
@@ -33,11 +31,6 @@ def answer(*batches: bytes, hw: int, error: int = _Error.OK, uid: str = "u1", **
 
 def offsets(slices: list[BatchSlice]) -> list[int]:
     return [offset for piece in slices for offset in piece.offsets().tolist()]
-
-
-def test_partition_reader_of_overlapping_answers_returns_each_record_once() -> None:
-    progress = ReadProgress("s", 0, 5)
-    assert offsets(progress.accept(answer(batch(0, 5), batch(5, 2), hw=9))) == [5, 6]
 
 
 def test_partition_reader_after_an_answer_of_an_earlier_leader_keeps_the_epoch_of_its_high_watermark() -> None:
@@ -220,17 +213,3 @@ def test_read_request_of_a_compacted_log_contains_the_last_returned_record() -> 
     progress.accept(answer(batch(0, 2, epoch=3), hw=9, compacted=True, nextOffset=8))
     request = progress.request(1000, 0)
     assert (request.offset, request.lastOffset, request.lastEpoch) == (8, 1, 3)
-
-
-def test_partition_reader_above_the_decompression_limit_skips_no_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next request starts at the remaining batches, not at the next offset of the answer."""
-    monkeypatch.setattr(progress_module, "MAX_DECOMPRESSED_BYTES", 10)
-    progress = ReadProgress("s", 0, 0, compacted=True)
-    batches = batch(0, 3), batch(3, 2), batch(5, 1)
-    for taken in ([0, 1, 2], [3, 4], [5]):
-        assert progress.next_offset == taken[0]
-        assert offsets(progress.accept(answer(*batches, hw=9, compacted=True, nextOffset=9))) == taken
-    assert progress.next_offset == 9
-    filtered = ReadProgress("s", 0, 0, wanted=Filter(keys=(b"k",)))
-    assert offsets(filtered.accept(answer(*batches, hw=9, selected=True, nextOffset=9, lookedEpoch=1))) == [0, 1, 2]
-    assert filtered.next_offset == 3

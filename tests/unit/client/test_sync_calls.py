@@ -6,7 +6,6 @@ import asyncio
 import gc
 import inspect
 import threading
-from collections.abc import Iterator
 from typing import Any, get_type_hints
 
 import pytest
@@ -23,7 +22,7 @@ from liftpy.client.producer import Producer
 from liftpy.client.publisher import Publisher
 from liftpy.client.queue import Job, Queue
 from liftpy.client.services import Services
-from liftpy.errors import ClientClosedError
+from liftpy.errors import ClientClosedError, UnavailableError
 from liftpy.testing.memory import memory_cluster
 from tests.each import each
 
@@ -66,49 +65,6 @@ def named(one: Any) -> str:
     return one if isinstance(one, str) else one.__name__
 
 
-class Asked:
-    """A replacement of an asynchronous object. It records each call with its thread and returns an answer."""
-
-    counters = {"odd": 3}  # noqa: RUF012
-    admin = services = groups = queues = cursors = None
-
-    def __init__(self, real: type) -> None:
-        self.real = real
-        self.calls: list[tuple[str, dict[str, Any]]] = []
-        self.threads: set[str] = set()
-        self.closed = 0
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        method = getattr(self.real, name)
-
-        def called(*args: Any, **named: Any) -> Any:
-            given = dict(inspect.signature(method).bind(self, *args, **named).arguments)
-            del given["self"]
-            self.calls.append((name, given))
-            self.threads.add(threading.current_thread().name)
-            return f"answer of {name}"
-
-        async def later(*args: Any, **named: Any) -> Any:
-            return called(*args, **named)
-
-        return later if inspect.iscoroutinefunction(method) else called
-
-    async def close(self) -> None:
-        self.closed += 1
-
-
-@pytest.fixture
-def loop() -> Iterator[Any]:
-    made = sync._Loop()
-
-    async def nothing() -> None: ...
-
-    yield made
-    made.end(nothing)
-
-
 @each(("ours", "theirs"), PAIRS)
 def test_sync_class_has_the_public_methods_of_the_async_class(ours: type, theirs: type) -> None:
     excepted = NOT_FOR_APPLICATIONS - ({"queue"} if theirs is Client else set())
@@ -138,30 +94,11 @@ def test_sync_connect_has_the_parameters_of_connect() -> None:
     assert ours == theirs
 
 
-def test_sync_connect_forwards_every_argument_and_ends_its_thread_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[Any] = []
-    client = Asked(Client)
-
-    async def connected(*args: Any, **named: Any) -> Any:
-        calls.append((args, named))
-        if len(calls) > 1:
-            raise ConnectionError("nobody")
-        return client
-
-    monkeypatch.setattr(sync, "_connect", connected)
-    given = {"credentials": "c", "name": "me", "timeout_s": 7.0, "trace": True, "tls": "t"}
-    with sync.connect("nats://there", "spaces", **given) as made:  # type: ignore[arg-type]
-        assert calls == [(("nats://there", "spaces"), given)]
-        assert made.counters == {"odd": 3}
-    assert client.closed == 1
-    made.close()
-    assert client.closed == 1
-    with pytest.raises(ClientClosedError):
-        made.publish("orders", b"x")
-    threads = {thread for thread in threading.enumerate() if thread.name == "liftpy-client"}
-    with pytest.raises(ConnectionError):
-        sync.connect()
-    assert {thread for thread in threading.enumerate() if thread.name == "liftpy-client"} <= threads
+def test_sync_connect_that_fails_leaves_no_thread() -> None:
+    before = {thread for thread in threading.enumerate() if thread.name == "liftpy-client"}
+    with pytest.raises(UnavailableError):
+        sync.connect("nats://127.0.0.1:1", timeout_s=0.5)
+    assert {thread for thread in threading.enumerate() if thread.name == "liftpy-client"} <= before
 
 
 def test_sync_consumer_without_a_reference_to_its_client_reads_and_then_closes_it() -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from liftpy.client import consumer as consumer_module
-from liftpy.client.consumer import Consumer, EventKind, PartitionReader, ReadEvent, ReadEventEmitter, ReadOptions
+from liftpy.client.closest_replica import ReplicaSelector
+from liftpy.client.consumer import Consumer, EventKind, PartitionReader, ReadEvent, ReadOptions
 from liftpy.client.positions import Position
 from liftpy.client.retrying import retry_attempts
 from liftpy.core.wire import frames
@@ -29,7 +30,7 @@ class Log:
     """A partition on two nodes. ``leader`` has all of ``batches``, who follows up to HW; both answer as
     ``liftpy/core/partition/reads.py``."""
 
-    def __init__(self, options: ReadOptions) -> None:
+    def __init__(self, options: ReadOptions, nearest: ReplicaSelector | None = None) -> None:
         self.leader, self.high_watermark, self.epoch = "n1", 3, 1
         self.batches = [build_batch([b"v%d" % n, b"w"], base_offset=n, leader_epoch=1) for n in range(0, 8, 2)]
         self.asked: list[tuple[str, client_pb2.ReadRequest]] = []
@@ -40,7 +41,7 @@ class Log:
             must_be_usable=lambda: None,
             on_close=lambda callback: lambda: None,
         )
-        self.reader = PartitionReader(transport, Subjects("x"), "s", 0, options)
+        self.reader = PartitionReader(transport, Subjects("x"), "s", 0, options, nearest=nearest)
         self.reader._answer = self.answer  # type: ignore[method-assign]
 
     def lose(self, from_offset: int) -> None:
@@ -229,45 +230,6 @@ async def test_read_event_callback_that_raises_is_logged_and_the_read_continues(
             assert await taken(Consumer(log.reader, "earliest", "end"), 4) == [0, 1, 2, 3]
     assert calls == 5
     assert 1 <= len([record for record in caplog.records if "on_event" in record.message]) < 5
-
-
-async def test_read_events_omit_empty_long_poll_answers() -> None:
-    told: list[ReadEvent] = []
-    teller = ReadEventEmitter(told.append, "s", 0)
-    teller.report_answer("n1", 0, 40, 0.1)
-    teller.report_answer("n1", 1, 40, 0.1)
-    teller.report_answer("n2", 0, 40, 0.1)
-    assert [(event.kind, event.node) for event in told] == [(EventKind.ANSWERED, "n1"), (EventKind.MOVED, "n2")]
-
-
-async def test_read_events_report_unanswered_requests_and_reconnects(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[ReadEvent] = []
-    log = Log(ReadOptions(on_event=told.append, wait_s=0))
-    del log.reader._answer
-    transport: Any = log.reader._transport
-    loop = asyncio.get_running_loop()
-    transport.reconnected, asked = loop.create_future(), []
-
-    async def request(subject: str, payload: bytes, timeout_s: float) -> bytes:
-        asked.append(subject)
-        if len(asked) < 4:
-            await loop.create_future()
-        return b"answer"
-
-    transport.request = request
-    waits = iter(["silent", "again"])
-
-    async def wait(tasks: Any, timeout: float | None = None, **_: Any) -> Any:
-        for _turn in range(3):
-            await asyncio.sleep(0)
-        done = {task for task in tasks if task.done()}
-        if not done and next(waits) == "again":
-            done = {transport.reconnected}
-        return done, set(tasks) - done
-
-    monkeypatch.setattr(consumer_module.asyncio, "wait", wait)
-    assert await log.reader._ask("n1", client_pb2.ReadRequest(), 0.0) == b"answer"
-    assert [(event.kind, event.node) for event in told] == [(EventKind.SILENT, "n1"), (EventKind.RECONNECTED, "n1")]
 
 
 async def test_read_events_report_the_failure_that_ends_a_read() -> None:

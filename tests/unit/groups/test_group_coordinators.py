@@ -137,16 +137,6 @@ async def test_group_coordinators_start_and_stop_with_the_replicas_of_the_groups
     await until(lambda: len(Host.made) == 2)
     assert {host.settings.partition for host in Host.made} == {0, 2}
     assert [options["inbox_prefix"] for options in connections] == [b"_INBOX_liftpy-groups"], "one connection for all"
-    one = Host.made[0].settings
-    assert (one.service, one.stream, one.node, one.data, one.output_stream) == (
-        "groups",
-        GROUPS_STREAM,
-        "a",
-        tmp_path / "groups",
-        "",
-    )
-    assert (one.snapshot_interval_records, one.tick_interval_s, one.step_s) == (10_000, 1.0, 0.005)
-    assert (one.heartbeat_interval_s, one.read_wait_s) == (0.75, 10.0)
     made.follow(ClusterImage(), image_of("ab", "b", "a"))
     made.follow(ClusterImage(), image_of("ab", "ba", "b"))
     await until(lambda: len(Host.made) == 3 and sum(host.ended for host in Host.made) == 1)
@@ -325,17 +315,11 @@ async def test_group_coordinator_that_fails_after_a_long_run_restarts_without_a_
     monkeypatch.setattr(module, "_AGAIN_S", 1.0)
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(times, 300)))
     made = GroupCoordinators(settings(tmp_path), tmp_path, Counter(), NOTHING_READ, SAYS)
-    one = module._HostedCoordinator()
     Host.fails = [RuntimeError("a defect")] * 3
-    running_one = asyncio.ensure_future(made._run(PartitionKey(GROUPS_STREAM, "u1", 0), one))
-    for _ in range(1000):
-        if len(pauses) == 3 and one.host is not None:
-            break
-        await asyncio.sleep(0)
-    monkeypatch.undo()
-    one.end()
-    await running_one
-    assert (pauses, one.restarts) == ([1.0, 2.0, 1.0], 3)
+    made.follow(ClusterImage(), image_of("a"))
+    await until(lambda: len(Host.made) == 4)
+    assert (pauses, made.report()[0]["restarts"]) == ([1.0, 2.0, 1.0], 3)
+    await made.close()
 
 
 class Created:
@@ -390,13 +374,6 @@ async def test_coordinators_on_demand_that_cannot_be_created_are_created_after_t
     await until(is_running)
     await demand.close()
     assert len(created) == 1
-
-
-async def test_coordinators_on_demand_without_a_replica_here_end_without_being_created() -> None:
-    demand = CoordinatorsOnDemand("a", WHOLE, lambda _: pytest.fail("no replica of the groups stream is here"))
-    demand.follow(ClusterImage(), image_of("bc"))
-    await demand.close()
-    assert demand.running is None
 
 
 async def test_coordinators_on_demand_are_not_created_after_close() -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liftpy.config import NS_PER_S, StreamConfig
@@ -18,7 +17,7 @@ from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.wire.batch import Record, build_batch, split_batches
 from liftpy.errors import LogClosedError, NoSpaceError, StorageError
 from sidecar.disk.files import DirectoryStorage, DiskFile
-from tests.long import every, examples
+from tests.long import every
 
 CONFIG = StreamConfig(segment_bytes=4096, compaction=True, delete_retention_s=100.0)
 NOW_NS = 1_000 * 10**9
@@ -301,22 +300,6 @@ def test_compaction_that_crashes_at_any_storage_call_loses_no_remaining_record(p
 _rows = st.lists(
     st.tuples(st.sampled_from([None, b"a", b"b", b"c"]), st.none() | st.binary(max_size=300)), min_size=1, max_size=5
 )
-
-
-@settings(max_examples=examples(80), deadline=None)
-@given(st.lists(_rows, min_size=1, max_size=60))
-def test_compaction_of_random_histories_retains_the_last_record_per_key(history: list) -> None:
-    log, _ = Log.open(MemoryStorage(), CONFIG)
-    for number, rows in enumerate(history):
-        _append(log, rows, epoch=1 + number // 10)
-    log.flush()
-    log.raise_high_watermark(log.newest_offset)
-    before = _records(log)
-    _compact(log)
-    after = _records(log)
-    assert _newest_per_key(after) == _newest_per_key(before)
-    assert [r for r in after if r.key is None] == [r for r in before if r.key is None]
-    assert set(after) <= set(before)
 
 
 @pytest.mark.parametrize(("window_s", "kept"), [(60.0, [3, 5]), (3600.0, [0, 1, 3, 5]), (0.0, [5])])

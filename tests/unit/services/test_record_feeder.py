@@ -17,7 +17,7 @@ from liftpy.client.batch_view import BatchSlice
 from liftpy.client.progress import NotServedError, ReadProgress
 from liftpy.core.services.bad_records import FailedUnit, Unit
 from liftpy.core.wire.batch import Record, build_batch, parse_batch
-from liftpy.errors import DataLossError, LogTruncatedError, OffsetOutOfRangeError, StorageError
+from liftpy.errors import LogTruncatedError, OffsetOutOfRangeError, StorageError
 from liftpy.service import Identity, Outbox, Role, Service, ServiceFailedError, ServiceMachine, Snapshot
 from liftpy.service.record_feeder import Feeder
 from liftpy.service.settings import ServiceSettings
@@ -204,23 +204,6 @@ async def test_service_record_feeder_over_compacted_offsets_ends_at_the_stop_pos
     node.feeder.stop_at(None)
     await node.at(30)
     assert node.services[0].values == ["v0", "v1", "v2", "v3", "v4", "v29"]
-
-
-async def test_service_record_feeder_of_the_next_process_resumes_from_the_snapshot(
-    node: Node, log: FakeLog, tmp_path: Path
-) -> None:
-    log.append(25)
-    await node.start()
-    await node.at(25)
-    await node.stored(10, 20)
-    await node.close()
-    again = Node(log, tmp_path)
-    log.append(2)
-    await again.start()
-    assert again.machine.position == 20
-    await again.at(27)
-    assert again.services[0].values == [*node.services[0].values, "v25", "v26"]
-    await again.close()
 
 
 async def test_service_record_feeder_after_a_log_truncation_rewinds_to_a_snapshot_before_the_truncation(node: Node) -> None:
@@ -433,13 +416,6 @@ async def test_service_record_feeder_applies_records_if_a_snapshot_cannot_be_wri
     await until(lambda: not node.keeper.problem)
     await node.keeper.retain()
     assert node.keeper.retain_from() == 20
-
-
-async def test_service_record_feeder_with_a_log_start_above_its_snapshot_raises_data_loss(node: Node) -> None:
-    node.log.append(25)
-    node.log.log_start = 5
-    with pytest.raises(DataLossError, match="its snapshot"):
-        await node.start()
 
 
 # ---- snapshots, not on all nodes at once -----------------------------------------------------------------------------------

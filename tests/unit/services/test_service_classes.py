@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -249,27 +248,12 @@ def test_service_run_help_and_docs_contain_all_exit_codes(capsys: pytest.Capture
         assert f"| {code} | {'yes' if can_help else 'no'} |" in page
 
 
-def test_service_command_exits_with_the_documented_exit_code(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_service_command_with_outputs_but_no_output_stream_exits_with_2(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    from sidecar.cli import main, service
+    from sidecar.cli import main
 
-    flags = ["--stream", "in", "--node", "n1", "--data", str(tmp_path)]
     with pytest.raises(SystemExit) as left:
-        main.main(["service", f"{__name__}:Loud", *flags])
+        main.main(["service", f"{__name__}:Loud", "--stream", "in", "--node", "n1", "--data", str(tmp_path)])
     assert left.value.code == 2
     assert "no output stream. Set --output-stream" in capsys.readouterr().err
-
-    made: list[Any] = []
-
-    async def run(factory: Callable[[], Still], settings: Any, wanted: Any, target: Any) -> None:
-        made.append((factory(), settings))
-        raise DivergedError("alone")
-
-    monkeypatch.setattr(service, "_run", run)
-    with pytest.raises(SystemExit) as left:
-        main.main(["service", f"{__name__}:Still", *flags, "--set", "limit=7"])
-    assert left.value.code == 70
-    assert "a new start does not help" in capsys.readouterr().err
-    assert made[0][0].limit == 7
-    assert made[0][1].parameters_digest == parameters_digest(Still, json.loads('{"limit": 7}'))

@@ -14,7 +14,6 @@ import pytest
 from liftpy.errors import ConfigError, DataLossError, InvalidNameError, LiftError, NotFoundError, UnavailableError
 from liftpy.service.settings import ServiceSettings
 from sidecar.cli import main, service
-from sidecar.cli.service import partitions_in
 from sidecar.runtime.settings import Target
 from tests.each import each
 from tests.examples.bank import Bank
@@ -28,11 +27,6 @@ from tests.examples.bank import Bank
         ({"node": ""}, InvalidNameError),
         ({"output_stream": "x.y"}, InvalidNameError),
         ({"output_stream": "in"}, ConfigError),
-        ({"snapshot_interval_records": 0}, ConfigError),
-        ({"heartbeat_interval_s": 0}, ConfigError),
-        ({"outbox_records": 0}, ConfigError),
-        ({"snapshots_kept": 1}, ConfigError),
-        ({"partition": -1}, ConfigError),
     ],
 )
 def test_service_settings_that_contradict_each_other_are_rejected(wrong: dict[str, Any], error: type[Exception]) -> None:
@@ -50,12 +44,6 @@ def test_service_command_without_a_required_flag_fails_with_the_flag_name(capsys
 
 
 # ---- several partitions ------------------------------------------------------------------------------------------------------
-def test_service_command_partition_option_accepts_all_or_numbers() -> None:
-    assert partitions_in("all") is None
-    assert partitions_in("2, 0,2") == (0, 2)
-    for wrong in ("", "1,", "-1", "0-3", "x", "1234567", "\u0663"):
-        with pytest.raises(ConfigError, match="Invalid value for --partition"):
-            partitions_in(wrong)
 
 
 class Instances:

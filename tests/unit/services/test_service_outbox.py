@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 
 import pytest
@@ -11,7 +10,6 @@ from liftpy.core.services.outbox import MAX_SAMPLES, Output, OutputMismatchError
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.headers import OUTPUT_DIGEST, OUTPUT_ID, OUTPUT_NUMBER, OUTPUT_SERVICE
 from liftpy.service import DivergedError, Outbox, OutputConflictError
-from tests.each import each
 
 
 def output(number: int, value: bytes = b"v") -> Output:
@@ -75,14 +73,6 @@ def test_service_outbox_at_its_limits_is_full_and_trim_drops_the_oldest() -> Non
     assert filled(3, max_bytes=200).full
 
 
-def test_service_outbox_compares_an_output_read_from_the_stream_and_marks_it_as_written() -> None:
-    outbox = filled(3)
-    outbox.check_output(written(0))
-    assert (outbox.emitted_end, outbox.oldest_number) == (1, 1)
-    with pytest.raises(DivergedError):
-        outbox.check_output(written(1, value=b"other"))
-
-
 @pytest.mark.parametrize(
     "foreign",
     [
@@ -95,31 +85,6 @@ def test_service_outbox_compares_an_output_read_from_the_stream_and_marks_it_as_
 def test_service_outbox_with_a_foreign_record_raises_output_conflict(foreign: Record) -> None:
     with pytest.raises(OutputConflictError):
         filled(3).check_output(foreign)
-
-
-@each("seed", range(200))
-def test_service_outbox_with_several_random_senders_writes_each_output_once_in_order(seed: int) -> None:
-    """The leader of the partition rejects old leaders, late messages and repeated messages."""
-    rng = random.Random(seed)
-    total, log, in_flight = 40, [], []
-    senders = [filled(total) for _ in range(3)]
-    for _ in range(20_000):
-        sender = rng.choice(senders)
-        match rng.randrange(4):
-            case 0:  # believes to be LEADER, as far as it knows
-                in_flight += [(o.number, o) for o in sender.read(sender.emitted_end, rng.randrange(1, 5))]
-            case 1 if in_flight:  # some message arrives, perhaps twice
-                expected, arrived = in_flight[rng.randrange(len(in_flight))]
-                if expected == len(log):
-                    log.append(arrived)
-            case 2 if in_flight:  # some message is lost
-                in_flight.pop(rng.randrange(len(in_flight)))
-            case _:  # reads along
-                for number in range(sender.emitted_end, len(log)):
-                    sender.check_output(as_written(sender, log[number]))
-        if len(log) == total:
-            break
-    assert numbers(log) == list(range(total))
 
 
 def test_service_outbox_compares_outputs_that_were_read_before_they_are_produced() -> None:

@@ -13,8 +13,8 @@ import pytest
 from liftpy.core.services.effects import PendingEffects
 from liftpy.core.services.snapshot import Identity, ReplayPoint, Section, Snapshot
 from liftpy.core.services.versions import encode_section
-from liftpy.errors import DataDirectoryLockedError, StorageError, UnknownFormatError
-from liftpy.service.snapshots import ServiceLock, SnapshotStore, _digest
+from liftpy.errors import StorageError, UnknownFormatError
+from liftpy.service.snapshots import SnapshotStore, _digest
 
 WHO = Identity("bank", "orders", "u7", 0)
 
@@ -36,15 +36,6 @@ def test_service_snapshot_store_opened_by_the_next_process_returns_the_newest_sn
     assert second.newest() == snapshot(30)
     assert second.positions() == [20, 30]
     assert second.newest(lambda s: s.position < 30) == snapshot(20)
-
-
-def test_service_lock_held_by_another_process_raises_data_directory_locked_error(tmp_path: Path) -> None:
-    first = ServiceLock(tmp_path, "bank", "orders", 0)
-    with pytest.raises(DataDirectoryLockedError):
-        ServiceLock(tmp_path, "bank", "orders", 0)
-    ServiceLock(tmp_path, "bank", "orders", 1).close()
-    first.close()
-    ServiceLock(tmp_path, "bank", "orders", 0).close()
 
 
 def test_service_snapshot_store_keeps_the_newest_snapshot_before_unwritten_outputs(tmp_path: Path) -> None:

@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 
-from liftpy.core.services.bad_records import SkipDecision, Unit, decided_unit
-from liftpy.core.services.versions import VersionDecision
+from liftpy.core.services.bad_records import SkipDecision, Unit
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2, service_pb2
 from liftpy.core.wire.batch import Record
-from liftpy.core.wire.headers import may_be_enveloped
 from liftpy.errors import ConfigError, NotFoundError, UnavailableError
 from liftpy.service import Identity
 from liftpy.service.bad_record_writer import DecisionWriter
@@ -75,24 +73,6 @@ class Cluster(FlatClient):
 @pytest.fixture
 def cluster() -> Any:
     return Cluster()
-
-
-async def test_service_skip_command_writes_the_dead_letter_before_the_skip_decision(cluster: Any) -> None:
-    decision = SkipDecision("bank", Unit(17), 3)
-    offset = await DecisionWriter(cluster, "dead").pass_over(WHO, decision, BAD, "ValueError: bad")
-    (dead_subject, dead), (subject, said) = cluster.sent
-    assert (dead_subject, dead.value, dead.key, dead.streamUid, dead.partition) == (
-        "data.dead.service.1",
-        b"bad",
-        b"k",
-        "u2",
-        1,
-    )
-    assert {h.name: h.value for h in dead.headers}["Lift-Dead-Letter-Source"] == b"in/u1/1/17"
-    assert (subject, said.offset, said.ackPolicy, offset) == ("data.in.service.1", -1, client_pb2.ALL, 42)
-    assert all(may_be_enveloped(header.name) for _, message in cluster.sent for header in message.headers)
-    headers = tuple((h.name, h.value) for h in said.headers)
-    assert decided_unit(Record(offset, 0, None, said.value, headers, "", None, 3), "bank") == Unit(17)
 
 
 @pytest.mark.parametrize("refused", ["dead", "in"])
@@ -159,13 +139,3 @@ async def test_service_snapshot_command_with_a_last_answer_at_the_timeout_return
 
 async def _nothing() -> None:
     """Drop the message."""
-
-
-async def test_service_upgrade_command_writes_a_version_record(cluster: Any) -> None:
-    writer = DecisionWriter(cluster, "dead")
-    assert await writer.upgrade(WHO, VersionDecision("bank", 3, 7), first=True) == 41
-    ((_, message),) = cluster.sent
-    assert [(h.name, h.value) for h in message.headers] == [("Lift-Service-Version", b"bank/3/7")]
-    assert (message.stream, message.streamUid, message.partition) == ("in", "u1", 1)
-    await writer.upgrade(WHO, VersionDecision("bank", 3, 7), first=False)
-    assert cluster.expected == [{"Nats-Expected-Last-Sequence": "0"}, None]

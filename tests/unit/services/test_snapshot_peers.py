@@ -174,6 +174,10 @@ async def bus() -> Any:
     assert made.listening == {}
 
 
+def file_of(store: SnapshotStore, position: int) -> Path:
+    return store.folder / f"{position:020d}.snapshot"
+
+
 def anything(_: Snapshot) -> bool:
     return True
 
@@ -189,7 +193,7 @@ async def test_service_snapshot_fetch_copies_a_snapshot_in_chunks(bus: Bus, tmp_
     pieces = [question for _, question in bus.asked if question.digest]
     assert {question.maxBytes for question in pieces} == {4096}
     assert [question.start for question in pieces] == list(range(0, 30_000, 4096))
-    size_bytes = new.store._path(30).stat().st_size
+    size_bytes = file_of(new.store, 30).stat().st_size
     assert (new.fetcher.fetched_bytes, old.keeper.given_bytes) == (size_bytes, size_bytes)
     assert not list(new.store.folder.glob("*.incoming"))
     assert new.fetcher.problem == ""
@@ -231,7 +235,7 @@ async def test_service_snapshot_fetch_after_invalid_data_continues_with_the_next
     assert await new.fetcher.fetch(20, anything)
     assert new.store.newest() == snapshot(30)
     assert next(node for node, question in bus.asked if question.digest) == "n3"
-    size_bytes = new.store._path(30).stat().st_size
+    size_bytes = file_of(new.store, 30).stat().st_size
     assert new.fetcher.fetched_bytes == (2 * size_bytes if spoil is changed else size_bytes), "no more than was asked for"
     assert not list(new.store.folder.glob("*.incoming"))
 
@@ -251,7 +255,7 @@ async def test_service_snapshot_fetch_without_an_agreed_snapshot_raises_with_the
     assert not await new.fetcher.fetch(20, anything), "the log start has moved on"
     bus.order.startOffset = 30
     assert await new.fetcher.fetch(20, anything)
-    new.store._path(30).unlink()
+    file_of(new.store, 30).unlink()
     assert not await new.fetcher.fetch(20, anything), "it was taken a moment ago, and was of no use"
 
 
@@ -300,7 +304,7 @@ async def test_service_snapshot_fetch_completes_if_the_snapshot_is_deleted_durin
 
     def dropped(node: str, question: Any, answer: Any) -> Any:
         if not question.digest:
-            old.store._path(30).unlink()
+            file_of(old.store, 30).unlink()
             old.keeper._stored = []
         return answer
 
@@ -340,7 +344,7 @@ def test_service_snapshot_store_rejects_incomplete_or_foreign_incoming_snapshots
     store = SnapshotStore(tmp_path, WHO, kept=2, max_bytes=1 << 20)
     other = SnapshotStore(tmp_path / "other", WHO, kept=2, max_bytes=1 << 20)
     digest = other.save(snapshot(30), 0).digest
-    data = other._path(30).read_bytes()
+    data = file_of(other, 30).read_bytes()
     incoming = store.receive_snapshot(30)
     incoming.write(data[:50])
     with pytest.raises(CorruptionError, match="digest"):
@@ -363,7 +367,7 @@ def test_service_snapshot_store_rejects_incomplete_or_foreign_incoming_snapshots
     with pytest.raises((CorruptionError, UnknownFormatError)):
         strange.finish(digest)
     strange.close()
-    assert list(store.folder.iterdir()) == [store._path(30)]
+    assert list(store.folder.iterdir()) == [file_of(store, 30)]
 
 
 # ---- the feeder ------------------------------------------------------------------------------------------------------------
@@ -381,8 +385,7 @@ async def test_service_record_feeder_with_a_log_start_above_its_snapshots_fetche
     bus.agree((40, digests[0], 1))
     new = Peer(bus, "n1", tmp_path)
     log.log_start = 35
-    late = Node(log, tmp_path / "n1")
-    late.keeper._fetcher = new.fetcher
+    late = Node(log, tmp_path / "n1", fetcher=new.fetcher)
     bus.order.startOffset, bus.order.highWatermark = 35, 44
     await late.start()
     await late.at(45)
@@ -392,8 +395,7 @@ async def test_service_record_feeder_with_a_log_start_above_its_snapshots_fetche
     for path in new.store.folder.glob("*.snapshot"):
         path.write_bytes(b"damaged")
     bus.replicas = ("n1",)
-    hopeless = Node(log, tmp_path / "n1")
-    hopeless.keeper._fetcher = new.fetcher
+    hopeless = Node(log, tmp_path / "n1", fetcher=new.fetcher)
     with pytest.raises(DataLossError, match=r"starts at offset 35.*there is no other node to ask"):
         await hopeless.start()
     await healthy.close()
@@ -495,7 +497,6 @@ async def test_service_that_is_no_leader_any_more_ends_its_search_for_a_snapshot
 async def test_service_record_feeder_overtaken_by_retention_fetches_a_later_snapshot(bus: Bus, tmp_path: Path) -> None:
     log = FakeLog()
     log.append(5)
-    behind = Node(log, tmp_path / "n1")
     fetched: list[int] = []
 
     async def fetch(lowest: int, wanted: Any, needed: Any) -> bool:
@@ -504,7 +505,7 @@ async def test_service_record_feeder_overtaken_by_retention_fetches_a_later_snap
         await behind.keeper.save(snapshot(log.log_start, b"[]"))
         return True
 
-    behind.keeper._fetcher = SimpleNamespace(fetch=fetch, tried="nothing")  # type: ignore[assignment]
+    behind = Node(log, tmp_path / "n1", fetcher=SimpleNamespace(fetch=fetch, tried="nothing"))
     await behind.start()
     await behind.at(5)
     log.append(55)
@@ -531,6 +532,5 @@ async def test_service_snapshot_fetch_from_a_too_slow_node_continues_with_anothe
         return answer
 
     bus.spoil = late
-    offer = snapshots.SnapshotOffer("n2", 30, digest, old.store._path(30).stat().st_size, 0)
-    assert await new.fetcher._download(offer) is taken
+    assert await new.fetcher.fetch(20, anything) is taken
     assert new.store.positions() == ([30] if taken else [])

@@ -48,11 +48,12 @@ def test_service_state_comparison_after_a_state_rebuild_drops_older_digests() ->
 
 
 def test_service_state_comparison_keeps_a_bounded_number_of_nodes_and_positions() -> None:
-    made = StateComparison()
+    many = StateComparison()
     for number in range(100):
-        made.set_digests(f"n{number}", 1, dict.fromkeys(range(100), A) | {1000: b"short"})
-    assert len(made._told) == len(made._lives) == MAX_NODES
-    assert sorted(made._told["n0"]) == [BEGINNING, *range(100 - MAX_POSITIONS, 100)]
+        many.set_digests(f"n{number}", 1, {10: A, 1000: b"short"})
+    assert many.agreed("other") == {10: (A, MAX_NODES)}
+    oldest = agreement(n1=dict.fromkeys(range(1, MAX_POSITIONS + 2), A), n2={1: B, 2: B}, n3={1: B, 2: B})
+    assert oldest.difference("n1") == Difference(2, ("n2", "n3"), diverged=True), "position 1 is dropped"
 
 
 def test_service_state_comparison_of_different_service_parameters_reports_divergence() -> None:

@@ -85,7 +85,7 @@ def test_spark_offset_watch_with_an_unexpected_answer_ends_all_its_requests(answ
         await until(lambda: len(leader.asked) == 2)
         leader.answers.put_nowait(answer)
         await until(lambda: watch.views() is None)
-        await until(lambda: not watch._tasks)
+        await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
         watch.follow({VIEW.key: VIEW})
         assert end_of(watch) == 10
 
@@ -118,7 +118,7 @@ def test_spark_offset_watch_of_an_ended_query_sends_no_requests() -> None:
         await until(lambda: leader.asked)
         now[0] = catalog.UNWANTED_S + 1
         leader.answers.put_nowait(replace(VIEW, end_offset=12))
-        await until(lambda: not watch._tasks)
+        await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
         assert watch.views() is None
         assert leader.asked == [10]
 

@@ -33,16 +33,6 @@ def test_spark_source_with_only_a_stream_option_has_the_default_options() -> Non
     assert options.fail_on_data_loss
 
 
-def test_spark_source_option_names_are_case_insensitive() -> None:
-    lowered = SourceOptions.parse(
-        {"stream": "orders", "startingoffsets": "earliest", "maxoffsetspertrigger": "7", "failondataloss": "FALSE"}
-    )
-    assert lowered.starting is not None
-    assert lowered.starting.word == "earliest"
-    assert lowered.max_records_per_trigger == 7
-    assert not lowered.fail_on_data_loss
-
-
 def test_spark_source_accepts_every_known_option() -> None:
     values = {
         "minPartitions": "4", "maxOffsetsPerTrigger": "10", "failOnDataLoss": "true", "includeHeaders": "true",
@@ -152,7 +142,7 @@ def test_spark_include_headers_option_adds_a_headers_column() -> None:
         {"startingOffsets": '{"orders": {"0": true}}'}, {"startingOffsets": '{"orders": {"0": -3}}'},
         {"startingOffsets": '{"orders": {"zero": 3}}'}, {"startingOffsets": '{"orders": {"٣": 3}}'},
         {"startingOffsets": '{"orders": {"00000000000000000000": 3}}'},
-        {"startingOffsets": "{}"}, {"startingOffsets": '{"orders": {}}'}, {"endingOffsets": "{}"},
+        {"isolation": "uncommitted"}, {"startingOffsets": "{}"}, {"startingOffsets": '{"orders": {}}'}, {"endingOffsets": "{}"},
         {"startingOffsets": '{"orders": {"0": 3, "00": 4}}'},
         {"endingOffsets": '{"orders": {"0": -2}}'},
     ],
@@ -239,7 +229,9 @@ def test_spark_source_with_several_kinds_of_credentials_raises_with_their_option
 
 def test_spark_source_with_streaming_options_in_a_batch_query_raises_config_error() -> None:
     parse(startingOffsets="latest").check_streaming()
-    for wrong in ({"startingOffsets": "latest"}, {"startingOffsets": '{"orders": {"0": -1}}'}, {"maxOffsetsPerTrigger": "5"}):
+    parse(cursor="nightly").check_streaming()
+    at_latest = {"startingOffsets": '{"orders": {"0": -1}}'}
+    for wrong in ({"startingOffsets": "latest"}, at_latest, {"maxOffsetsPerTrigger": "5"}, {"cursor": "nightly"}):
         with pytest.raises(ConfigError):
             parse(**wrong).check_batch()
     for wrong in ({"endingOffsets": "latest"}, {"endingTimestamp": "5"}):
@@ -283,14 +275,6 @@ def test_spark_byte_size_option_that_is_invalid_raises_with_the_accepted_format(
         parse(maxBytesPerTrigger=text)
 
 
-def test_spark_source_with_uncommitted_isolation_raises_config_error() -> None:
-    assert parse(isolation="COMMITTED") == parse()
-    with pytest.raises(ConfigError, match="isolation = 'uncommitted' is not"):
-        parse(isolation="uncommitted")
-    with pytest.raises(ConfigError, match=r"isolation = 'dirty'\. Use committed\."):
-        parse(isolation="dirty")
-
-
 def test_spark_starting_offsets_option_with_epochs_without_offsets_raises_config_error() -> None:
     given = parse(startingOffsets='{"orders": {"0": 20, "1": -2, "epochs": {"0": 3}, "uid": "u"}}').starting
     assert given is not None
@@ -300,15 +284,6 @@ def test_spark_starting_offsets_option_with_epochs_without_offsets_raises_config
         parse(startingOffsets='{"orders": {"0": 20, "epochs": {"1": 3}}}')
     with pytest.raises(ConfigError, match="is not a partition number and its offset"):
         parse(startingOffsets='{"orders": {"0": 20, "epochs": {"0": 0}}}')
-
-
-def test_spark_cursor_option_in_a_batch_query_is_rejected() -> None:
-    assert parse(cursor="nightly").cursor == "nightly"
-    parse(cursor="nightly").check_streaming()
-    with pytest.raises(ConfigError, match="cursor is for streaming queries"):
-        parse(cursor="nightly").check_batch()
-    with pytest.raises(InvalidNameError):
-        parse(cursor="a b")
 
 
 @pytest.mark.parametrize(

@@ -202,15 +202,6 @@ async def test_spark_sink_micro_batch_repeated_in_another_order_is_stored_once(c
     assert first == sorted(first)
 
 
-async def test_spark_sink_task_retried_after_a_crash_stores_the_remaining_rows_once(client: Client) -> None:
-    rows = in_order(table_of(some(0)))
-    first = asyncio.create_task(write(client, rows.slice(0, 15), Round("q", 0, 0)))
-    await first
-    sent = await write(client, table_of(some(0)[::-1]), Round("q", 0, 0))
-    assert (sent.rows, sent.known) == (40, 15)
-    assert len(await held(client)) == 40
-
-
 @pytest.mark.parametrize("seed", range(4))
 async def test_spark_sink_concurrent_attempts_of_a_task_store_each_row_once(client: Client, seed: int) -> None:
     """Spark runs two attempts with speculation, or after it lost an executor that still runs."""

@@ -102,7 +102,7 @@ class Cluster:
         if kind == "services":
             return {"services": self.services(node, said["service"])}
         if kind == "events" and "kept" in said:
-            return {"events": self.kept_by.get(node) and self._kept(node, said)}
+            return {"events": self.kept_by.get(node) and self.kept_events(node, said)}
         if kind == "events":
             behind = [one for one in self.events if [one["index"], one["number"]] > said["after"]]
             last = [behind[-1]["index"], behind[-1]["number"]] if behind else None
@@ -134,7 +134,7 @@ class Cluster:
                    "position": 6, "snapshot": 5, "problem": "n3 differs" if gone else "", "version": "1"}  # fmt: skip
         return joined_services([{"rows": [instance_row("s", 0, figures)]}], 500, of_one=bool(service))
 
-    def _kept(self, node: str, said: dict[str, Any]) -> dict[str, Any]:
+    def kept_events(self, node: str, said: dict[str, Any]) -> dict[str, Any]:
         if self.kept_by[node] != node:
             return {"at": [self.kept_by[node]]}
         before, limit = said["kept"]["before"] or [1 << 63, 0], said["limit"]
@@ -352,10 +352,10 @@ async def test_dashboard_events_query_that_is_invalid_is_rejected() -> None:
         answer = site.respond("/events", query)
         assert isinstance(answer, bytes), query
         assert answer.startswith(b"HTTP/1.1 400"), query
-    cluster._kept = lambda node, said: {"kept": cluster.kept, "more": 1, "last": ["x"]}  # type: ignore[method-assign]
+    cluster.kept_events = lambda node, said: {"kept": cluster.kept, "more": 1, "last": ["x"]}  # type: ignore[method-assign]
     shown = json.loads(await body(site, "/api/events.json"))["page"]
     assert ([one["index"] for one in shown["events"]], shown["older"]) == ([1], None)
-    cluster._kept = lambda node, said: {"at": [HOSTILE, "n1", 7]}  # type: ignore[method-assign]
+    cluster.kept_events = lambda node, said: {"at": [HOSTILE, "n1", 7]}  # type: ignore[method-assign]
     assert json.loads(await body(site, "/api/events.json"))["page"]["events"] == []
 
 

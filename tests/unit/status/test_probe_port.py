@@ -36,8 +36,12 @@ async def handler(tmp_path: Path) -> AsyncIterator[StatusHandler]:
     await made.close()
 
 
+def port_of(handler: StatusHandler) -> int:
+    return int(handler._settings.probe_listen.rpartition(":")[2])
+
+
 async def answer(handler: StatusHandler, request: bytes) -> bytes:
-    reader, writer = await asyncio.open_connection("127.0.0.1", int(handler._settings.probe_listen.rpartition(":")[2]))
+    reader, writer = await asyncio.open_connection("127.0.0.1", port_of(handler))
     writer.write(request)
     try:
         return await asyncio.wait_for(reader.read(), 10)
@@ -75,7 +79,7 @@ async def test_health_port_closes_silent_connections_and_bounds_their_number(
 
 
 async def test_health_port_with_40_silent_connections_answers_a_request(handler: StatusHandler) -> None:
-    port = int(handler._settings.probe_listen.rpartition(":")[2])
+    port = port_of(handler)
     silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(40)]
     try:
         for _ in range(3):
@@ -95,6 +99,6 @@ async def test_health_port_answers_500_when_a_request_raises(handler: StatusHand
 
 
 async def test_health_port_that_is_in_use_raises_config_error(handler: StatusHandler, tmp_path: Path) -> None:
-    second = StatusHandler(NodeSettings("n2", tmp_path, probe_listen=handler._settings.probe_listen))
+    second = StatusHandler(NodeSettings("n2", tmp_path, probe_listen=f"127.0.0.1:{port_of(handler)}"))
     with pytest.raises(ConfigError, match=r"Cannot listen on probe_listen 127\.0\.0\.1:\d+: .*in use"):
         await second.open_page()
