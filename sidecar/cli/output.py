@@ -8,13 +8,15 @@ command imports it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import select
 import stat
 import sys
+import threading
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -173,32 +175,98 @@ async def wait_for_closed_pipe(output: TextIO) -> None:
 
 def discard_stdout() -> None:
     """Replace the standard output, so that the flush at exit does not fail on a closed pipe."""
+    discard(sys.stdout.fileno())
+
+
+def discard(descriptor: int) -> None:
+    """Let the file ``descriptor`` drop all that is written to it from now on."""
     null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, sys.stdout.fileno())
+    os.dup2(null, descriptor)
     os.close(null)
 
 
-class _LossyFile(io.FileIO):
+STALL_S = 2.0
+"""Time after a stop signal at which a command drops output that nothing reads, in seconds."""
+_ROOM_CHECK_MS = 200
+_interrupted = threading.Event()
+"""Set when Ctrl-C has interrupted a write that waits for room."""
+
+
+class OutputStalledError(OSError):
+    """A stop signal arrived, and the program that reads the output does not read. Its pipe or terminal has no room."""
+
+
+class _StoppableFile(io.FileIO):
+    """Raw file of a pipe, socket or terminal, whose reader may pause. A stop signal ends a write that waits for room.
+
+    A plain write would wait forever, because the handler of a stop signal cancels a task and does not raise. ``is_stopping``: returns
+    whether a stop signal has arrived.
+    """
+
+    def __init__(self, descriptor: int, is_stopping: Callable[[], bool]) -> None:
+        super().__init__(descriptor, "w", closefd=False)
+        self._is_stopping = is_stopping
+        self._room = select.poll()
+        self._room.register(descriptor, select.POLLOUT)
+
+    def write(self, data: Any) -> int:
+        """Write the first part of ``data`` as soon as there is room, and return its size. Raises OutputStalledError."""
+        give_up_s: float | None = None
+        while not self._has_room():
+            if give_up_s is None and (_interrupted.is_set() or self._is_stopping()):
+                give_up_s = time.monotonic() + STALL_S
+            elif give_up_s is not None and time.monotonic() >= give_up_s:
+                discard(self.fileno())
+                raise OutputStalledError(errno.ENOBUFS, "nothing reads the output, and a stop signal arrived")
+        first_part = memoryview(data).cast("B")[: select.PIPE_BUF]  # a pipe with room takes this size at once
+        return super().write(first_part) or 0
+
+    def _has_room(self) -> bool:
+        try:
+            return bool(self._room.poll(_ROOM_CHECK_MS))
+        except KeyboardInterrupt:  # click writes again, before it ends the command
+            _interrupted.set()
+            raise
+
+
+class _LossyFile(_StoppableFile):
     """File that drops the data which cannot be written, as on a full disk or into a closed pipe."""
 
     def write(self, data: Any) -> int:
         try:
-            written = super().write(data)
+            return super().write(data)
         except OSError:
-            written = None
-        return memoryview(data).nbytes if written is None else written
+            return memoryview(data).nbytes
 
 
-def tolerate_stderr_errors() -> None:
-    """Let writes to the standard error of this process never fail.
+def make_output_stoppable(is_stopping: Callable[[], bool]) -> None:
+    """Let a stop signal end each write to the standard output and the standard error that waits for a paused reader.
 
-    It has only messages for people. A message that cannot be written must not change the result or the exit code of a command.
+    Writes to the standard error then never fail. It has only messages for people. A message that cannot be written must not change
+    the result or the exit code of a command.
+
+    Args:
+        is_stopping: Returns whether a stop signal has arrived.
     """
-    stream = sys.stderr
-    if type(stream) is not io.TextIOWrapper:  # a test or another program has replaced it
-        return
-    try:
-        file = _LossyFile(stream.fileno(), "w", closefd=False)
-    except io.UnsupportedOperation:  # a buffer in memory
-        return
-    sys.stderr = io.TextIOWrapper(io.BufferedWriter(file), encoding=stream.encoding, errors=stream.errors, line_buffering=True)
+    for name, file_class in (("stdout", _StoppableFile), ("stderr", _LossyFile)):
+        stream = getattr(sys, name)
+        if type(stream) is not io.TextIOWrapper:  # a test or another program has replaced it
+            continue
+        try:
+            if name == "stdout" and stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                continue  # it always has room
+            file = file_class(stream.fileno(), is_stopping)
+        except (io.UnsupportedOperation, OSError):  # a buffer in memory
+            continue
+        stream.flush()
+        by_line, buffer = name == "stderr" or file.isatty(), io.BufferedWriter(file)
+        setattr(sys, name, io.TextIOWrapper(buffer, encoding=stream.encoding, errors=stream.errors, line_buffering=by_line))
+
+
+def drop_stalled_output() -> None:
+    """Drop the rest of the standard output if nothing reads it, so that the flush at exit does not wait."""
+    with contextlib.suppress(OSError, ValueError):
+        room = select.poll()
+        room.register(sys.stdout.fileno(), select.POLLOUT)
+        if not room.poll(0):
+            discard_stdout()

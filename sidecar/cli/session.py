@@ -11,6 +11,7 @@ import uvloop
 
 from liftpy.client import Client, connect
 from liftpy.errors import LiftError, NoMajorityError
+from sidecar.cli.output import OutputStalledError
 from sidecar.runtime.settings import Target
 from sidecar.runtime.tasks import start_attended
 
@@ -83,6 +84,8 @@ async def _with_majority(client: Client, work: Awaitable[T]) -> T:
 
 _running: list[asyncio.Task[Any]] = []
 """Tasks of the running ``run_cancellable`` calls, the innermost last."""
+_cancelled: set[asyncio.Task[Any]] = set()
+"""Tasks that a signal has cancelled, or will cancel when their event loop runs."""
 
 
 def run_cancellable(work: Coroutine[Any, Any, T]) -> T:
@@ -102,10 +105,14 @@ def run_cancellable(work: Coroutine[Any, Any, T]) -> T:
         finally:
             _running.remove(task)
             was_cancelled = task.cancelling() > 0
+            if was_cancelled:
+                _cancelled.add(task)
 
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(run())
+    except OutputStalledError:  # a signal has cancelled the task, but a write has blocked its event loop
+        raise KeyboardInterrupt from None
     except asyncio.CancelledError:
         if was_cancelled:
             raise KeyboardInterrupt from None
@@ -120,6 +127,12 @@ def cancel_running() -> bool:
     if not _running:
         return False
     task = _running[-1]
+    _cancelled.add(task)
     if not task.cancelling():
         task.get_loop().call_soon_threadsafe(task.cancel)
     return True
+
+
+def is_cancelled() -> bool:
+    """Return whether a signal has cancelled a call of ``run_cancellable``. Its event loop may be blocked, or may have ended."""
+    return bool(_cancelled) or (bool(_running) and _running[-1].cancelling() > 0)
