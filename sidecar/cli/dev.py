@@ -21,6 +21,7 @@ from liftpy.nats.urls import check_urls, without_secrets
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.main import stop_signals
 from sidecar.cli.options import Duration, Size, credential_options, jetstream_option, json_option
+from sidecar.cli.output import limit_waits_for_readers
 from sidecar.dev.cluster import MAX_NODES, DevCluster
 from sidecar.runtime.settings import (
     DEFAULT_NAMESPACE,
@@ -96,6 +97,7 @@ def dev(
     Ctrl-C, SIGTERM or the end of the parent process stops everything. With --json, the first line of the standard output
     reports that the cluster is ready: {"event": "ready", "nats": URL, "namespace": NS, "nodes": {...}}.
     """
+    limit_waits_for_readers()
     settings, unused = dev_environment()
     if unused:
         click.echo(f"liftpy dev ignores these variables, because it names and places its nodes: {', '.join(unused)}", err=True)

@@ -188,12 +188,20 @@ def discard(descriptor: int) -> None:
 STALL_S = 2.0
 """Time after a stop signal at which a command drops output that nothing reads, in seconds."""
 _ROOM_CHECK_MS = 200
-_interrupted = threading.Event()
-"""Set when Ctrl-C has interrupted a write that waits for room."""
+_gives_up = threading.Event()
+"""Set if writes wait only ``STALL_S`` for room, also without a stop signal."""
+
+
+def limit_waits_for_readers() -> None:
+    """Let writes to the standard output and the standard error wait only ``STALL_S`` for room. Call it in a process that must not stop.
+
+    A later write to the standard output then fails. The standard error drops messages until there is room.
+    """
+    _gives_up.set()
 
 
 class OutputStalledError(OSError):
-    """A stop signal arrived, and the program that reads the output does not read. Its pipe or terminal has no room."""
+    """Nothing reads the output, so that its pipe or terminal has no room, and the command must end or continue."""
 
 
 class _StoppableFile(io.FileIO):
@@ -213,30 +221,43 @@ class _StoppableFile(io.FileIO):
         """Write the first part of ``data`` as soon as there is room, and return its size. Raises OutputStalledError."""
         give_up_s: float | None = None
         while not self._has_room():
-            if give_up_s is None and (_interrupted.is_set() or self._is_stopping()):
+            if give_up_s is None and (_gives_up.is_set() or self._is_stopping()):
                 give_up_s = time.monotonic() + STALL_S
             elif give_up_s is not None and time.monotonic() >= give_up_s:
-                discard(self.fileno())
-                raise OutputStalledError(errno.ENOBUFS, "nothing reads the output, and a stop signal arrived")
+                self._give_up()
         first_part = memoryview(data).cast("B")[: select.PIPE_BUF]  # a pipe with room takes this size at once
         return super().write(first_part) or 0
 
-    def _has_room(self) -> bool:
+    def _give_up(self) -> None:
+        discard(self.fileno())
+        raise OutputStalledError(errno.ENOBUFS, "nothing reads the output")
+
+    def _has_room(self, wait_ms: int = _ROOM_CHECK_MS) -> bool:
         try:
-            return bool(self._room.poll(_ROOM_CHECK_MS))
+            return bool(self._room.poll(wait_ms))
         except KeyboardInterrupt:  # click writes again, before it ends the command
-            _interrupted.set()
+            _gives_up.set()
             raise
 
 
 class _LossyFile(_StoppableFile):
     """File that drops the data which cannot be written, as on a full disk or into a closed pipe."""
 
+    _is_stalled = False
+    """True if the last write has given up. The next one does not wait."""
+
     def write(self, data: Any) -> int:
+        self._is_stalled = self._is_stalled and not self._has_room(0)
         try:
-            return super().write(data)
+            if not self._is_stalled:
+                return super().write(data)
         except OSError:
-            return memoryview(data).nbytes
+            pass
+        return memoryview(data).nbytes
+
+    def _give_up(self) -> None:
+        self._is_stalled = True
+        raise OutputStalledError(errno.ENOBUFS, "nothing reads the messages")
 
 
 def make_output_stoppable(is_stopping: Callable[[], bool]) -> None:
