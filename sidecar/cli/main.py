@@ -244,7 +244,7 @@ def _ended_by_signals() -> Iterator[list[int]]:
     def end(number: int, _: object) -> None:
         signals.append(number)
         session = sys.modules.get("sidecar.cli.session")  # imported by commands that use it
-        if len(signals) == 1 and not (session is not None and session.cancel_running()):
+        if len(signals) == 1 and not (session is not None and session.cancel_running(SIGNALED + number)):
             raise KeyboardInterrupt(number)
 
     def send_again(ignored: sys.UnraisableHookArgs) -> None:

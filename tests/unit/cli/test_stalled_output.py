@@ -1,4 +1,4 @@
-"""The program that reads the output of a command pauses. A stop signal still ends the command, with its own exit code."""
+"""The reader of the output of a command pauses, or a file does not answer. A stop signal still ends the command."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def wait_until_stalled(read: int) -> None:
 
 
 @each("where", ["event loop", "thread", "main thread", "standard error"])
-@each("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@each("number", [signal.SIGTERM, signal.SIGINT])
 def test_command_with_a_paused_reader_ends_by_a_stop_signal(where: str, number: signal.Signals) -> None:
     read, write = os.pipe()
     try:
@@ -89,3 +89,35 @@ def test_command_with_a_reader_that_pauses_writes_its_whole_output() -> None:
         wait_until_stalled(read)
         assert out.read() == expected
         assert process.wait(30) == 0
+
+
+_BLOCKED_THREAD = """
+import asyncio, signal, threading
+from sidecar.cli import session, stream
+from sidecar.cli.main import main
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+session.THREADS_S = 0.2
+
+async def read_file():
+    print("begun", flush=True)
+    await asyncio.to_thread(threading.Event().wait)
+
+stream.with_client = lambda *_, **__: session.run_cancellable(read_file())
+main(["stream", "list"])
+"""
+
+
+@each("number", [signal.SIGTERM, signal.SIGINT])
+def test_command_with_a_thread_that_is_blocked_ends_by_a_stop_signal(number: signal.Signals) -> None:
+    with subprocess.Popen([sys.executable, "-c", _BLOCKED_THREAD], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == b"begun\n"
+        process.send_signal(number)
+        try:
+            assert process.wait(30) == 128 + number
+        finally:
+            process.kill()
+        text = b"A file or store does not answer. The command ends without waiting for it."
+        assert process.stderr.read().strip() == text
