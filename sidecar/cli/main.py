@@ -294,7 +294,8 @@ def _run(arguments: list[str]) -> None:
     if arguments[:1] == ["help"]:  # "liftpy help stream create"
         arguments = [*arguments[1:], "--help"]
     try:
-        code = liftpy.main(args=arguments, prog_name="liftpy", standalone_mode=False)
+        color = False if os.environ.get("NO_COLOR") else None  # None: colors on a terminal only
+        code = liftpy.main(args=arguments, prog_name="liftpy", standalone_mode=False, color=color)
     except click.ClickException as error:
         if isinstance(error, click.UsageError) and (text := new_name(error)):
             error = click.UsageError(text, error.ctx)
