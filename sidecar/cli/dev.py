@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from liftpy.nats.urls import check_urls, without_secrets
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.main import stop_signals
 from sidecar.cli.options import Duration, Size, credential_options, jetstream_option, json_option
+from sidecar.cli.output import limit_waits_for_readers
 from sidecar.dev.cluster import MAX_NODES, DevCluster
 from sidecar.runtime.settings import (
     DEFAULT_NAMESPACE,
@@ -96,6 +98,7 @@ def dev(
     Ctrl-C, SIGTERM or the end of the parent process stops everything. With --json, the first line of the standard output
     reports that the cluster is ready: {"event": "ready", "nats": URL, "namespace": NS, "nodes": {...}}.
     """
+    limit_waits_for_readers()
     settings, unused = dev_environment()
     if unused:
         click.echo(f"liftpy dev ignores these variables, because it names and places its nodes: {', '.join(unused)}", err=True)
@@ -126,7 +129,7 @@ def dev(
             **(credentials_environment(credentials) if nats else {}),
         },
         max_payload_bytes=max_payload or 0,
-        on_line=_print_line,
+        on_line=partial(_print_line, click.get_current_context().color),
     )
     try:
         cluster.start()
@@ -199,6 +202,7 @@ def _announce(cluster: DevCluster, as_json: bool) -> None:
     click.echo(f"  next: liftpy stream create events --subject 'events' --nats {without_secrets(cluster.nats_url)}")
 
 
-def _print_line(node_id: str, line: str) -> None:
-    colour = _COLOURS[sum(node_id.encode()) % len(_COLOURS)]
-    click.echo(f"{click.style(f'{node_id:>4} |', fg=colour)} {line}", err=True)
+def _print_line(has_color: bool | None, node_id: str, line: str) -> None:
+    """Print a line of the log of a node. A thread calls it. ``has_color``: None: if the standard error is a terminal."""
+    color = _COLOURS[sum(node_id.encode()) % len(_COLOURS)]
+    click.echo(f"{click.style(f'{node_id:>4} |', fg=color)} {line}", err=True, color=has_color)

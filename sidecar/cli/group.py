@@ -205,12 +205,15 @@ def reset(name: str, **choice: Any) -> None:
 @yes_option
 @connection_options
 def delete(name: str, dry_run: bool, yes: bool, target: Target) -> None:
-    """Delete group NAME and its committed positions. The group must have no members."""
+    """Delete group or queue NAME and its committed positions. It must have no members and no unacked records."""
 
     described = with_client(target, lambda client: client.groups.describe(name))
-    members, positions = count_of(len(described.members), "member"), count_of(len(described.positions), "committed position")
-    click.echo(f"{name}: {members}, {positions}")
-    if may_act(dry_run, yes, f"delete group {name} and its committed positions permanently?"):
+    contents = [count_of(len(described.members), "member"), count_of(len(described.positions), "committed position")]
+    if queues := described.queues:
+        returned, dead = sum(queue.returned for queue in queues), sum(queue.dead for queue in queues)
+        contents.append(f"{count_of(len(queues), 'partition')} of a queue with {returned} returned and {dead} dead records")
+    click.echo(f"{name}: {', '.join(contents)}")
+    if may_act(dry_run, yes, f"delete {'queue' if queues else 'group'} {name} and its committed positions permanently?"):
         with_client(target, lambda client: client.groups.delete(name))
         click.echo(f"group {name} deleted")
 

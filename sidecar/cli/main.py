@@ -18,7 +18,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,7 +37,7 @@ from liftpy.errors import (
 )
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import add_shared_options
-from sidecar.cli.output import discard_stdout, tolerate_stderr_errors
+from sidecar.cli.output import OutputStalledError, discard_stdout, drop_stalled_output, make_output_stoppable
 
 NO_ANSWER = (
     "Error: The standard input ended before the confirmation. Nothing was done. Run the command in a terminal, or confirm with its "
@@ -244,7 +244,7 @@ def _ended_by_signals() -> Iterator[list[int]]:
     def end(number: int, _: object) -> None:
         signals.append(number)
         session = sys.modules.get("sidecar.cli.session")  # imported by commands that use it
-        if len(signals) == 1 and not (session is not None and session.cancel_running()):
+        if len(signals) == 1 and not (session is not None and session.cancel_running(SIGNALED + number)):
             raise KeyboardInterrupt(number)
 
     def send_again(ignored: sys.UnraisableHookArgs) -> None:
@@ -276,12 +276,13 @@ def _ended_by_signals() -> Iterator[list[int]]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line with ``arguments`` (None: those of the process). It always ends with SystemExit and the exit code."""
-    _prepare_standard_streams()
     atexit.register(gc.freeze)  # a last collection would take a quarter of the time of a short command
     with _ended_by_signals() as signals:
+        _prepare_standard_streams(lambda: bool(signals) or _is_cancelled())
         try:
             _run(sys.argv[1:] if arguments is None else arguments)
-        except (click.Abort, KeyboardInterrupt) as error:
+        except (click.Abort, KeyboardInterrupt, OutputStalledError) as error:
+            drop_stalled_output()
             if isinstance(error.__context__, EOFError):
                 click.echo(f"\n{NO_ANSWER}", err=True)
                 sys.exit(EXIT_USAGE)
@@ -293,7 +294,8 @@ def _run(arguments: list[str]) -> None:
     if arguments[:1] == ["help"]:  # "liftpy help stream create"
         arguments = [*arguments[1:], "--help"]
     try:
-        code = liftpy.main(args=arguments, prog_name="liftpy", standalone_mode=False)
+        color = False if os.environ.get("NO_COLOR") else None  # None: colors on a terminal only
+        code = liftpy.main(args=arguments, prog_name="liftpy", standalone_mode=False, color=color)
     except click.ClickException as error:
         if isinstance(error, click.UsageError) and (text := new_name(error)):
             error = click.UsageError(text, error.ctx)
@@ -318,11 +320,17 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of a full or broken disk. Only the standard output raises them without a file name."""
 
 
-def _prepare_standard_streams() -> None:
+def _is_cancelled() -> bool:
+    """Return whether a signal has cancelled the work of a command that uses an event loop."""
+    session = sys.modules.get("sidecar.cli.session")
+    return session is not None and bool(session.is_cancelled())
+
+
+def _prepare_standard_streams(is_stopping: Callable[[], bool]) -> None:
     """Open the null device in place of the standard streams that the parent has closed. Sockets must not get their descriptors.
 
     Characters that the encoding of the output lacks are printed as escape sequences. So a command cannot fail after its work.
-    Errors of the standard error are ignored.
+    Errors of the standard error are ignored. ``is_stopping``: returns whether a stop signal has arrived. It ends a write that waits.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -333,7 +341,7 @@ def _prepare_standard_streams() -> None:
             setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-    tolerate_stderr_errors()
+    make_output_stoppable(is_stopping)
 
 
 def new_name(error: click.UsageError) -> str:

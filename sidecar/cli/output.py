@@ -8,13 +8,15 @@ command imports it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import select
 import stat
 import sys
+import threading
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -173,32 +175,119 @@ async def wait_for_closed_pipe(output: TextIO) -> None:
 
 def discard_stdout() -> None:
     """Replace the standard output, so that the flush at exit does not fail on a closed pipe."""
+    discard(sys.stdout.fileno())
+
+
+def discard(descriptor: int) -> None:
+    """Let the file ``descriptor`` drop all that is written to it from now on."""
     null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, sys.stdout.fileno())
+    os.dup2(null, descriptor)
     os.close(null)
 
 
-class _LossyFile(io.FileIO):
-    """File that drops the data which cannot be written, as on a full disk or into a closed pipe."""
+STALL_S = 2.0
+"""Time after a stop signal at which a command drops output that nothing reads, in seconds."""
+_ROOM_CHECK_MS = 200
+_gives_up = threading.Event()
+"""Set if writes wait only ``STALL_S`` for room, also without a stop signal."""
+
+
+def limit_waits_for_readers() -> None:
+    """Let writes to the standard output and the standard error wait only ``STALL_S`` for room. Call it in a process that must not stop.
+
+    A later write to the standard output then fails. The standard error drops messages until there is room.
+    """
+    _gives_up.set()
+
+
+class OutputStalledError(OSError):
+    """Nothing reads the output, so that its pipe or terminal has no room, and the command must end or continue."""
+
+
+class _StoppableFile(io.FileIO):
+    """Raw file of a pipe, socket or terminal, whose reader may pause. A stop signal ends a write that waits for room.
+
+    A plain write would wait forever, because the handler of a stop signal cancels a task and does not raise. ``is_stopping``: returns
+    whether a stop signal has arrived.
+    """
+
+    def __init__(self, descriptor: int, is_stopping: Callable[[], bool]) -> None:
+        super().__init__(descriptor, "w", closefd=False)
+        self._is_stopping = is_stopping
+        self._room = select.poll()
+        self._room.register(descriptor, select.POLLOUT)
 
     def write(self, data: Any) -> int:
+        """Write the first part of ``data`` as soon as there is room, and return its size. Raises OutputStalledError."""
+        give_up_s: float | None = None
+        while not self._has_room():
+            if give_up_s is None and (_gives_up.is_set() or self._is_stopping()):
+                give_up_s = time.monotonic() + STALL_S
+            elif give_up_s is not None and time.monotonic() >= give_up_s:
+                self._give_up()
+        first_part = memoryview(data).cast("B")[: select.PIPE_BUF]  # a pipe with room takes this size at once
+        return super().write(first_part) or 0
+
+    def _give_up(self) -> None:
+        discard(self.fileno())
+        raise OutputStalledError(errno.ENOBUFS, "nothing reads the output")
+
+    def _has_room(self, wait_ms: int = _ROOM_CHECK_MS) -> bool:
         try:
-            written = super().write(data)
+            return bool(self._room.poll(wait_ms))
+        except KeyboardInterrupt:  # click writes again, before it ends the command
+            _gives_up.set()
+            raise
+
+
+class _LossyFile(_StoppableFile):
+    """File that drops the data which cannot be written, as on a full disk or into a closed pipe."""
+
+    _is_stalled = False
+    """True if the last write has given up. The next one does not wait."""
+
+    def write(self, data: Any) -> int:
+        self._is_stalled = self._is_stalled and not self._has_room(0)
+        try:
+            if not self._is_stalled:
+                return super().write(data)
         except OSError:
-            written = None
-        return memoryview(data).nbytes if written is None else written
+            pass
+        return memoryview(data).nbytes
+
+    def _give_up(self) -> None:
+        self._is_stalled = True
+        raise OutputStalledError(errno.ENOBUFS, "nothing reads the messages")
 
 
-def tolerate_stderr_errors() -> None:
-    """Let writes to the standard error of this process never fail.
+def make_output_stoppable(is_stopping: Callable[[], bool]) -> None:
+    """Let a stop signal end each write to the standard output and the standard error that waits for a paused reader.
 
-    It has only messages for people. A message that cannot be written must not change the result or the exit code of a command.
+    Writes to the standard error then never fail. It has only messages for people. A message that cannot be written must not change
+    the result or the exit code of a command.
+
+    Args:
+        is_stopping: Returns whether a stop signal has arrived.
     """
-    stream = sys.stderr
-    if type(stream) is not io.TextIOWrapper:  # a test or another program has replaced it
-        return
-    try:
-        file = _LossyFile(stream.fileno(), "w", closefd=False)
-    except io.UnsupportedOperation:  # a buffer in memory
-        return
-    sys.stderr = io.TextIOWrapper(io.BufferedWriter(file), encoding=stream.encoding, errors=stream.errors, line_buffering=True)
+    for name, file_class in (("stdout", _StoppableFile), ("stderr", _LossyFile)):
+        stream = getattr(sys, name)
+        if type(stream) is not io.TextIOWrapper:  # a test or another program has replaced it
+            continue
+        try:
+            if name == "stdout" and stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                continue  # it always has room
+            file = file_class(stream.fileno(), is_stopping)
+        except (io.UnsupportedOperation, OSError):  # a buffer in memory
+            continue
+        stream.flush()
+        by_line, buffer = name == "stderr" or file.isatty(), io.BufferedWriter(file)
+        setattr(sys, name, io.TextIOWrapper(buffer, encoding=stream.encoding, errors=stream.errors, line_buffering=by_line))
+
+
+def drop_stalled_output() -> None:
+    """Drop the rest of the standard output if nothing reads it, so that the flush at exit does not wait."""
+    with contextlib.suppress(OSError, ValueError):
+        room = select.poll()
+        room.register(sys.stdout.fileno(), select.POLLOUT)
+        if not room.poll(0):
+            discard_stdout()

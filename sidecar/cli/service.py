@@ -62,7 +62,9 @@ from sidecar.cli.help import HelpGroup
 from sidecar.cli.main import stop_signals
 from sidecar.cli.node_reports import answer_of
 from sidecar.cli.options import BYTES, Duration, connection_options, timeout_option
+from sidecar.cli.output import limit_waits_for_readers
 from sidecar.cli.session import with_client
+from sidecar.runtime.logs import LogHandler
 from sidecar.runtime.restarts import EXIT_TO_REPAIR, momentary
 from sidecar.runtime.settings import Target
 from sidecar.runtime.tasks import start_attended
@@ -642,8 +644,9 @@ def run(
 
     Python searches the module in the current directory and on PYTHONPATH.
     """
+    limit_waits_for_readers()
     logging.basicConfig(
-        stream=sys.stderr,
+        handlers=[LogHandler(sys.stderr)],
         level=log_level.upper(),
         format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
         datefmt="%H:%M:%S",

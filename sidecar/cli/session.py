@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -11,6 +13,7 @@ import uvloop
 
 from liftpy.client import Client, connect
 from liftpy.errors import LiftError, NoMajorityError
+from sidecar.cli.output import OutputStalledError
 from sidecar.runtime.settings import Target
 from sidecar.runtime.tasks import start_attended
 
@@ -81,8 +84,24 @@ async def _with_majority(client: Client, work: Awaitable[T]) -> T:
         watching.cancel()
 
 
+THREADS_S = 10.0
+"""Maximum time to wait for the threads of a canceled command, in seconds. A file or store that does not answer blocks a thread."""
+
+
+_exit_codes = [130]
+"""Exit codes of a canceled command. The last one counts: that of Ctrl-C, or that of the signal of ``cancel_running``."""
+
+
+def _leave() -> None:
+    """End the process, because a thread of the canceled command does not end."""
+    click.echo("A file or store does not answer. The command ends without waiting for it.", err=True)
+    os._exit(_exit_codes[-1])
+
+
 _running: list[asyncio.Task[Any]] = []
 """Tasks of the running ``run_cancellable`` calls, the innermost last."""
+_cancelled: set[asyncio.Task[Any]] = set()
+"""Tasks that a signal has cancelled, or will cancel when their event loop runs."""
 
 
 def run_cancellable(work: Coroutine[Any, Any, T]) -> T:
@@ -91,6 +110,7 @@ def run_cancellable(work: Coroutine[Any, Any, T]) -> T:
     Raises what it raises, and KeyboardInterrupt when it was cancelled.
     """
     was_cancelled = False
+    leaving: threading.Timer | None = None
 
     async def run() -> T:
         nonlocal was_cancelled
@@ -101,25 +121,50 @@ def run_cancellable(work: Coroutine[Any, Any, T]) -> T:
             return await work
         finally:
             _running.remove(task)
-            was_cancelled = task.cancelling() > 0
+            if task.cancelling():
+                was_cancelled = True
+                _cancelled.add(task)
 
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(run())
+            try:
+                return runner.run(run())
+            finally:
+                if was_cancelled:  # the end of the runner waits for its threads
+                    leaving = threading.Timer(THREADS_S, _leave)
+                    leaving.daemon = True
+                    leaving.start()
+    except KeyboardInterrupt:  # a second Ctrl-C. The end of Python waits for the threads, too
+        leaving = None
+        raise
+    except OutputStalledError:  # a signal has cancelled the task, but a write has blocked its event loop
+        raise KeyboardInterrupt from None
     except asyncio.CancelledError:
         if was_cancelled:
             raise KeyboardInterrupt from None
         raise
+    finally:
+        if leaving is not None:
+            leaving.cancel()
 
 
-def cancel_running() -> bool:
+def cancel_running(code: int) -> bool:
     """Cancel the work of the innermost ``run_cancellable``, from a signal handler. Return whether there is such work.
+
+    ``code``: exit code of the process if a thread of the command does not end.
 
     The function does not rely on the handler of SIGINT, because a shell starts background jobs (``&``) with SIGINT ignored.
     """
     if not _running:
         return False
     task = _running[-1]
+    _exit_codes.append(code)
+    _cancelled.add(task)
     if not task.cancelling():
         task.get_loop().call_soon_threadsafe(task.cancel)
     return True
+
+
+def is_cancelled() -> bool:
+    """Return whether a signal has cancelled a call of ``run_cancellable``. Its event loop may be blocked, or may have ended."""
+    return bool(_cancelled) or (bool(_running) and _running[-1].cancelling() > 0)

@@ -17,7 +17,7 @@ import click
 from liftpy.errors import LiftError
 from sidecar.cli.help import ConnectionOption, HelpCommand
 from sidecar.cli.options import add_credential_options, jetstream_option
-from sidecar.cli.output import discard_stdout
+from sidecar.cli.output import discard_stdout, limit_waits_for_readers
 from sidecar.runtime.logs import LOGS
 from sidecar.runtime.restarts import EXIT_NO_RESTART, EXIT_TO_REPAIR, count_restart, pause_s, prevents_restart
 from sidecar.runtime.settings import SettingsLoader, restarted_environment, restarts_in_a_row, unknown_variables
@@ -83,6 +83,7 @@ def sidecar(config: Path | None, as_json: bool, **flags: Any) -> int:
            another node or version, a controller lost data, or this version
            does not support the feature level of the cluster.
     """
+    limit_waits_for_readers()
     received = _record_stop_signals()
     try:
         return _run(SettingsLoader(config, flags), received, as_json=as_json)

@@ -12,6 +12,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import select
+import stat
 import sys
 import threading
 import time
@@ -57,6 +60,7 @@ EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.groups", "group coordinators not loaded error=%r: retrying after the n"): "group.coordinators_not_loaded",
     ("liftpy.groups", "group coordinators not started missing_inbox_prefix=%s: this"): "group.coordinator_disabled",
     ("liftpy.node", "component failed to close component=%s, closing the others"): "node.close_failed",
+    ("liftpy.node", "log lines dropped count=%d: nothing read the standard error"): "node.log_lines_dropped",
     ("liftpy.node", "ready line not written error=%s: continuing"): "node.ready_line_not_written",
     ("liftpy.node", "settings reloaded applied=%s waiting_for_restart=%s"): "node.settings_reloaded",
     ("liftpy.node", "unknown environment variable, ignoring variable=%s nearest=%"): "node.unknown_variable",
@@ -185,6 +189,10 @@ _EPOCH_AT = {"replica.role_changed": 3}
 """Event -> index of its argument that is the LeaderEpoch."""
 MAX_LINES_PER_S = 200
 SELDOM_S = 1.0
+_ROOM_WAIT_MS = 50
+"""Time for which a line waits for room in the pipe or terminal, in milliseconds."""
+_NO_WAIT_S = 5.0
+"""Time after such a wait in which lines without room are dropped at once, in seconds."""
 
 
 def event_of(record: logging.LogRecord) -> str:
@@ -307,6 +315,79 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
+def _may_stall(stream: TextIO) -> bool:
+    """Return whether ``stream`` is a pipe, socket or terminal, whose reader may pause."""
+    try:
+        return not stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+    except (AttributeError, OSError, ValueError):  # a buffer in memory
+        return False
+
+
+def _descriptor_of(stream: TextIO) -> int:
+    """Return a new descriptor of the pipe or terminal ``stream``, whose writes never wait. Other processes keep theirs unchanged."""
+    try:
+        return os.open(f"/proc/self/fd/{stream.fileno()}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError:  # a socket, or a pipe of another user
+        return os.dup(stream.fileno())
+
+
+class LogHandler(logging.StreamHandler[TextIO]):
+    """Writes log lines to a stream. If nothing reads the stream, it drops and counts lines, so that the process never waits.
+
+    Otherwise a paused reader (a terminal after Ctrl-S, a log collector that hangs) would block the event loop of a node. The node
+    would lose its leaderships, and would not react to SIGTERM.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._descriptor = _descriptor_of(stream) if _may_stall(stream) else -1
+        self._room = select.poll()
+        if self._descriptor >= 0:
+            self._room.register(self._descriptor, select.POLLOUT)
+        self._dropped_count = 0
+        self._is_cut = False
+        """True if the last line was written in part."""
+        self._may_wait_s = 0.0
+        """Monotonic time from which a line may wait for room again, in seconds."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._descriptor < 0:
+            super().emit(record)
+            return
+        self.acquire()  # the rate limit also calls this method, from any thread
+        try:
+            if self._dropped_count and self._room.poll(0):
+                count, self._dropped_count = self._dropped_count, 0
+                logger.warning("log lines dropped count=%d: nothing read the standard error", count)
+            if not self._write(f"{self.format(record)}{self.terminator}".encode(errors="backslashreplace")):
+                self._dropped_count += 1
+        except Exception:
+            self.handleError(record)
+        finally:
+            self.release()
+
+    def _write(self, line: bytes) -> bool:
+        """Write ``line``. Return False if it was dropped, or written in part. A line may wait for room for a short time."""
+        wait_ms = _ROOM_WAIT_MS if time.monotonic() >= self._may_wait_s else 0
+        rest = memoryview(b"\n" * self._is_cut + line)
+        size_bytes = len(rest)
+        try:
+            while rest and self._room.poll(wait_ms):
+                rest = rest[os.write(self._descriptor, rest[: select.PIPE_BUF]) :]
+        except OSError:  # the pipe is closed, or another process has used the room
+            pass
+        self._is_cut = 0 < len(rest) < size_bytes or (self._is_cut and len(rest) == size_bytes)
+        if rest and wait_ms:
+            self._may_wait_s = time.monotonic() + _NO_WAIT_S
+        return not rest
+
+    def close(self) -> None:
+        super().close()
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
 class NodeLogs:
     """Log output of one process: level, format and rate limit."""
 
@@ -322,7 +403,7 @@ class NodeLogs:
     def configure(self, level: str, form: str, node_id: str, stream: TextIO | None = None) -> None:
         """Write the log of this process to ``stream`` (default: the standard error)."""
         self.facts, self._level = {"node": node_id}, level
-        handler = self._handler = logging.StreamHandler(stream or sys.stderr)
+        handler = self._handler = LogHandler(stream or sys.stderr)
         handler.setFormatter(self._formatter(form))
         handler.addFilter(self.suppression)
         logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -104,3 +107,19 @@ def test_log_repair_that_loses_records_makes_the_next_start_register_an_unclean_
     code, text = run.joined("log", "repair", str(folder))
     assert (code, "all replicas of this node leave their ISRs" in text) == (0, True)
     assert stopped() == PreviousProcess(1, False, False)
+
+
+@pytest.mark.parametrize(("no_color", "is_red"), [("", True), ("1", False)])
+def test_log_dump_on_a_terminal_shows_damage_in_color_unless_no_color_is_set(no_color: str, is_red: bool, folder: Path) -> None:
+    last = sorted(folder.glob("*.log"))[-1]
+    last.write_bytes(b"damaged" * 20)
+    read, terminal = os.openpty()
+    command = [sys.executable, "-c", "from sidecar.cli.main import main; main()", "log", "dump", str(folder)]
+    subprocess.run(command, stdout=terminal, env={**os.environ, "NO_COLOR": no_color}, check=True, timeout=60)
+    os.close(terminal)
+    shown = b""
+    with suppress(OSError), os.fdopen(read, "rb", buffering=0) as screen:  # the end of a terminal is an error
+        while part := screen.read(4096):
+            shown += part
+    assert b"Damaged batch" in shown
+    assert (b"\x1b[31m" in shown) is is_red

@@ -6,7 +6,9 @@ import ast
 import io
 import json
 import logging
+import os
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -251,3 +253,46 @@ async def test_log_level_change_to_an_unknown_level_is_rejected(payload: bytes, 
     assert "error" in _change_level(payload, lambda *_: None)
     assert root.level == before
     assert set(LEVELS) == {"debug", "info", "warning", "error"}
+
+
+def test_log_handler_without_a_reader_drops_lines_and_reports_their_count(root: logging.Logger) -> None:
+    read, write = os.pipe()
+    with os.fdopen(write, "w") as stream, os.fdopen(read, "rb") as reader:
+        NodeLogs().configure("info", "text", "n1", stream)
+        log = logging.getLogger("liftpy.x")
+        for number in range(100):  # more than the pipe takes
+            log.error("line %d %s", number, "." * 5000)
+        assert reader.read1(1 << 20).count(b" line ") < 100
+        log.error("line after the pause")
+        root.handlers[0].close()
+        lines = reader.read1(1 << 20).decode().splitlines()
+    [dropped] = [index for index, line in enumerate(lines) if re.search(r"log lines dropped count=\d+: nothing read", line)]
+    assert lines[dropped + 1].endswith("line after the pause")
+
+
+def test_log_handler_of_several_threads_without_a_reader_drops_lines_without_an_error(
+    root: logging.Logger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, write = os.pipe()
+    with os.fdopen(write, "w") as stream, os.fdopen(read, "rb"):
+        logs = NodeLogs()
+        logs.configure("info", "text", "n1", stream)
+        failures: list[object] = []
+        monkeypatch.setattr(root.handlers[0], "handleError", failures.append)
+
+        def flood() -> None:
+            try:
+                for _ in range(2000):
+                    logging.getLogger("liftpy.x").warning("a line %s", "." * 500)
+                    logs.suppression.write_counts(all_of_it=True)
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=flood) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in threads)
+        root.handlers[0].close()
+    assert failures == []
