@@ -15,8 +15,8 @@ from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.envelope import FastEnvelope
-from tests.each import each
 from tests.ack_runs import answered_by
+from tests.each import each
 from tests.unit.publish.batches import Bench
 
 
