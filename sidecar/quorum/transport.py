@@ -260,7 +260,11 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         assert self._core is not None
         if not self._core.leads or term != self._core.raftCurrentTerm:
             return
-        sent_ns = min(answer["echo_ns"], self._stamp())
+        now_ns = self._stamp()
+        if answer["echo_ns"]:
+            sent_ns = min(answer["echo_ns"], now_ns)
+        else:  # an earlier version, which returns no timestamp. On probation, there is no success
+            sent_ns = now_ns if answer["success"] else 0
         of_term, before_ns = self._confirmed.get(sender, (0, 0))
         self._confirmed[sender] = (term, max(sent_ns, before_ns if of_term == term else 0))
 

@@ -115,7 +115,7 @@ class Sampler:
         yield from here.update()
         led, short, short_and_under = map(here.total, _LED)
         totals: ProcessSample = {
-            "counts": list(map(sum, zip([0.0] * len(BY_STREAM), *partitions.all().by_stream.values(), strict=True))),
+            "counts": list(map(sum, zip([0.0] * len(BY_STREAM), *partitions.all().by_stream.values(), strict=False))),
             "acks": list(map(sum, zip(*(one.counts for one in it.acks.values()), strict=True))),
             "flushes": [*it.flushes.counts],
             "loop_lag": [*it.loop_lag.counts],
