@@ -126,6 +126,9 @@ class Node(RunningNode):
     ``share``: the part of the partitions that this process hosts. ``again``: sources of the settings, for a reload.
     """
 
+    _lock: int | None = None
+    """Descriptor of the lock of the data directory. None: this process takes the lock."""
+
     def __init__(self, settings: NodeSettings, share: WorkerShare | None = None, again: SettingsLoader | None = None) -> None:
         self.reloading = SettingsReloader(settings, again, self._live_parts, self._prove)
         self.share = share or WorkerShare(0, settings.workers)
@@ -172,8 +175,6 @@ class Node(RunningNode):
         self._budget = raise_limit()
         self._pool = ThreadPoolExecutor(FLUSH_THREADS, thread_name_prefix="liftpy-disk")
         self._folder: DataDirectory | None = None
-        self._lock: int | None = None
-        """Descriptor of the lock of the data directory. None: this process takes the lock."""
         self._identity: NodeFile | None = None
         self._memory = PublishMemory(settings, self.share.of)
         self._drops, self._timers = Drops(), Timers()
