@@ -69,11 +69,13 @@ class System(ABC):
     """A cluster under test. It has the stream ``bench``. Use it as a context manager.
 
     ``kind``: ``liftpy``, ``jetstream``, ``liftbridge`` or ``kafka``. ``lacks``: names of the cases that the system does not
-    support.
+    support. ``dialect_name``: dialect of ``load.py`` for its publishers. ``reads``: (case, argument HOW of ``client.py``).
     """
 
     kind: str
     lacks: frozenset[str] = frozenset()
+    dialect_name = "plain"
+    reads: tuple[tuple[str, str], ...] = ()
 
     @abstractmethod
     def __enter__(self) -> Self: ...
@@ -95,46 +97,29 @@ class System(ABC):
     def prepare(self) -> None:
         """Create the stream, and return when it accepts messages."""
 
-    @abstractmethod
     def publisher(self, number: int, seconds: float, size_bytes: int, window: int, each: int = 1) -> list[str]:
         """Return the command line that starts a publisher process (``load.py``).
 
         ``number``: number of the publisher, from 0. ``seconds``: duration. ``size_bytes``: message size. ``window``: maximum number of
         messages without an ack. ``each``: only every ``each``-th message requests an ack.
         """
-
-    @abstractmethod
-    def readers(self, seconds: float) -> dict[str, list[str]]:
-        """Return the command lines of the reader processes, by benchmark case. Each reads for ``seconds``, from the first record on."""
-
-    @abstractmethod
-    async def ask(self, connection: Client, value: bytes, timeout_s: float) -> bool:
-        """Publish one message over the nats-py connection. Return whether its ack arrived within ``timeout_s`` seconds."""
-
-    @abstractmethod
-    def kill_leader(self) -> int:
-        """Kill the leader of the stream with kill -9. Return the port of a server that still answers."""
-
-
-class _NatsSystem(System):
-    """Base class of the systems whose publishers use NATS."""
-
-    dialect_name = "plain"
-    reads: tuple[tuple[str, str], ...] = ()
-    """(case, argument HOW of ``client.py``)."""
-
-    def publisher(self, number: int, seconds: float, size_bytes: int, window: int, each: int = 1) -> list[str]:
         arguments = (self.ports[number % len(self.ports)], STREAM, seconds, size_bytes, window, each, self.dialect_name)
         return process("load", "publish", *arguments)
 
     def readers(self, seconds: float) -> dict[str, list[str]]:
+        """Return the command lines of the reader processes, by benchmark case. Each reads for ``seconds``, from the first record on."""
         return {name: process("client", "consume", self.ports[0], STREAM, seconds, how) for name, how in self.reads}
 
     async def ask(self, connection: Client, value: bytes, timeout_s: float) -> bool:
+        """Publish one message over the nats-py connection. Return whether its ack arrived within ``timeout_s`` seconds."""
         try:
             return b'"error"' not in (await connection.request(STREAM, value, timeout=timeout_s)).data
         except (nats.errors.Error, OSError):
             return False
+
+    @abstractmethod
+    def kill_leader(self) -> int:
+        """Kill the leader of the stream with kill -9. Return the port of a server that still answers."""
 
 
 # ---- nats-servers ----------------------------------------------------------------------------------------------------
@@ -264,7 +249,7 @@ class NatsCluster:
 # ---- liftpy ----------------------------------------------------------------------------------------------------------
 
 
-class Liftpy(_NatsSystem):
+class Liftpy(System):
     """Three liftpy nodes.
 
     ``nats_servers``: 1 for all, or 3 that form a cluster, one per node.
@@ -318,7 +303,7 @@ class Liftpy(_NatsSystem):
 # ---- JetStream -------------------------------------------------------------------------------------------------------
 
 
-class JetStream(NatsCluster, _NatsSystem):
+class JetStream(NatsCluster, System):
     """nats-servers with JetStream on loopback: one or three. One stream is stored in files on all servers.
 
     ``sync_always``: True to flush every write before its ack. Otherwise nats-server flushes every two minutes.
@@ -386,7 +371,7 @@ def find_liftbridge() -> Path:
     return Path(binary)
 
 
-class Liftbridge(_NatsSystem):
+class Liftbridge(System):
     """Three Liftbridge servers with default settings on loopback, with one nats-server or three.
 
     The binary is on the PATH. This process uses the NATS requests of Liftbridge's servers to create a stream and to find its
@@ -635,9 +620,6 @@ class Kafka(System):
 
     def readers(self, seconds: float) -> dict[str, list[str]]:
         return {"batches": [*self._client("consume"), str(seconds), _JAVA_WARM_S]}
-
-    async def ask(self, connection: Client, value: bytes, timeout_s: float) -> bool:
-        raise UnavailableError("Kafka does not listen on NATS subjects, so this case is not possible. Choose another --case.")
 
     def kill_leader(self) -> int:
         raise UnavailableError("Kafka does not listen on NATS subjects, so this case is not possible. Choose another --case.")

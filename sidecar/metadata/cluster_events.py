@@ -110,7 +110,7 @@ class EventsHandler:
 
     async def _request_arrived(self, message: Any) -> None:
         if reply_to(message.reply, (self._is_inbox,), self.counters) is not None:
-            await self._publish(message.reply, self._answer(message.data))
+            await self._publish(message.reply, json.dumps(self.answer(message.data)).encode())
 
     async def _publish(self, reply: str | bytes, answer: bytes) -> None:
         with contextlib.suppress(nats.errors.Error, OSError):  # not connected: the asker asks again
@@ -118,9 +118,6 @@ class EventsHandler:
 
     async def _reject(self, reply: bytes, error: Exception) -> None:
         await self._publish(reply, b'{"error": "the controller failed at this question, its log says why"}')
-
-    def _answer(self, question: bytes) -> bytes:
-        return json.dumps(self.answer(question)).encode()
 
     def answer(self, question: bytes) -> dict[str, Any]:
         """Return the answer to ``question``, limited to one message. An invalid question gets an answer with the field ``error``."""
@@ -161,7 +158,7 @@ def decode_events_request(question: bytes) -> tuple[tuple[int, int], int, int]:
 
 
 class EventWriter:
-    """Writes cluster events to the stream ``_liftpy-events``, while this controller is the metadata leader (``event_log.py``).
+    """Writes cluster events to the stream ``_liftpy-events``, while this controller is the metadata leader.
 
     It creates the stream if it does not exist, on its own connection, which opens when it is first needed. Nothing waits for
     the writer. It retries failed writes with a growing pause, while the events wait in the controllers' memory.

@@ -19,7 +19,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import nats.errors
@@ -60,7 +60,7 @@ from sidecar.quorum.codec import seal, unseal
 from sidecar.quorum.driver import GroupDriver
 from sidecar.quorum.library import MAX_APPEND_BYTES, check_library, outcome_of
 from sidecar.runtime import clock
-from sidecar.runtime.tasks import spawn
+from sidecar.runtime.tasks import TaskSet, spawn
 from sidecar.transport.connection import BusConnection, Listener, PublishQueue
 from sidecar.transport.liveness import is_absent
 
@@ -122,7 +122,7 @@ class RaftMember(MetadataGroup):
         self._feed = FeedPublisher(connection, subjects, self._outgoing, nodes.allows, producer, lambda: self.image)
         log = self._log
         self._driver = GroupDriver(log.core, log.transport, log.journal, self._send, self._process_tick, fatal, self._rest_s)
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = TaskSet()
         """Tasks that carry out decisions of ``QuorumMember``."""
         self._forwarder = Forwarder(connection, subjects, node_id)
         self._handler = ControlHandler(
@@ -131,7 +131,7 @@ class RaftMember(MetadataGroup):
             is_inbox,
             lambda: log.leads,
             self._decide_as_controller,
-            self._describe_alone,
+            lambda request: self._with_members(self._member.answer_without_leader(request)),
             lambda node_id: node_id in self.image.nodes,
             config,
             self._answer_heartbeat,
@@ -340,7 +340,7 @@ class RaftMember(MetadataGroup):
         await self._feed.close()
         await self._handler.close()
         await self._events.close()
-        await end_tasks(self._tasks)
+        await self._tasks.end()
         try:
             self._log.journal.close()
         except StorageError as error:
@@ -391,20 +391,15 @@ class RaftMember(MetadataGroup):
             case PublishEntry():
                 self._feed.publish_entry(decision.entry)
             case ProposedEntry():
-                self._spawn(self._order(decision), "proposing to the metadata group")
+                self._tasks.start(self._order(decision), "proposing to the metadata group")
             case ProbeNode():
-                self._spawn(self._probe(decision.node_id), f"checking whether {decision.node_id} has ended")
+                self._tasks.start(self._probe(decision.node_id), f"checking whether {decision.node_id} has ended")
             case LeaderCheck():
-                self._spawn(self._ask(decision), f"probing {decision.node}")
+                self._tasks.start(self._ask(decision), f"probing {decision.node}")
             case TransferMetadataLeadership():
                 self._transfer()
             case CatchUp():
-                self._spawn(self._catch_up(), "catching up with the metadata group")
-
-    def _spawn(self, work: Coroutine[Any, Any, Any], what: str) -> None:
-        task = spawn(work, what)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+                self._tasks.start(self._catch_up(), "catching up with the metadata group")
 
     async def _probe(self, node_id: str) -> None:
         self._member.probe_ended(node_id, absent=await is_absent(self._connection, self._subjects, node_id))
@@ -442,9 +437,6 @@ class RaftMember(MetadataGroup):
             pass
         return self._member.proposal_ended(order, outcome, answer, clock.now_ns())
 
-    def _describe_alone(self, request: pb.ControlRequest) -> pb.ControlResponse | None:
-        return self._with_members(self._member.answer_without_leader(request))
-
     def _with_members(self, response: pb.ControlResponse | None) -> pb.ControlResponse | None:
         if response is None:
             return None
@@ -472,8 +464,8 @@ async def probe_accused_leader(connection: Client, subjects: Subjects, question:
     try:
         answer = await connection.request(subject, frames.seal(request), timeout=timeout_s)
         testimony = frames.decode(answer.data, replication_pb2.LeaderTestimony)
-        if testimony.HasField("question") and testimony.question != request:
-            return None  # about another leadership. Earlier versions do not name it
+        if testimony.question != request:
+            return None  # about another leadership
     except nats.errors.NoRespondersError:
         return ProbeResult.ABSENT
     except (nats.errors.Error, TimeoutError, OSError, ProtocolError):

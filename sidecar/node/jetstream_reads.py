@@ -27,6 +27,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, M
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import Enum
+from functools import partial
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -559,8 +560,13 @@ class StatelessReads:
 
         Partitions of streams that were deleted since are left out.
         """
+
+        async def limited_place(stream: StreamInfo, partition: int) -> JsPartition:
+            async with self._places_at_once:
+                return await self._place(stream, partition)
+
         tasks = {
-            start_attended(self._limited_place(stream, partition)): (stream, partition)
+            start_attended(limited_place(stream, partition)): (stream, partition)
             for stream, partition in wanted
             if stream.partitions[partition].leader
         }
@@ -582,51 +588,39 @@ class StatelessReads:
         places = ((at, (at[0].name, at[1])) for at in wanted)
         return [(at, states.get(key)) for at, key in places if key not in deleted]
 
-    async def _limited_place(self, stream: StreamInfo, partition: int) -> JsPartition:
-        async with self._places_at_once:
-            return await self._place(stream, partition)
-
     async def _place(self, stream: StreamInfo, partition: int) -> JsPartition:
         name = stream.name
         bounds = await self.client.bounds(name, partition, options=_OPTIONS)
         first = last = None
         if bounds.high_watermark >= bounds.log_start_offset:
-            first = await self._first(self._forwards(name, partition, bounds, bounds.log_start_offset, (), _ONE_RECORD))
-            last = await self._first(self._backwards(name, partition, bounds, bounds.high_watermark, (), _ONE_RECORD))
+            read = partial(self._read, name, partition, bounds, options=_ONE_RECORD)
+            first = await self._first(read(bounds.log_start_offset))
+            last = await self._first(read(bounds.high_watermark, backwards=True))
         times = (None if record is None else record.timestamp_ns for record in (first, last))
         return JsPartition(stream, partition, bounds, *times)
 
     # ---- records -----------------------------------------------------------------------------------------------------
-    def _forwards(
+    def _read(
         self,
         stream: str,
         partition: int,
         bounds: Bounds,
         start: int,
-        subjects: tuple[str, ...],
+        subjects: tuple[str, ...] = (),
         options: ReadOptions = _OPTIONS,
+        *,
+        backwards: bool = False,
     ) -> _Records:
-        begin, until = max(start, bounds.log_start_offset), bounds.high_watermark
-        if begin > until:
+        """Read the records within ``bounds`` from the offset ``start`` on, or with ``backwards`` from there to the oldest one."""
+        begin = start if backwards else max(start, bounds.log_start_offset)
+        if not bounds.log_start_offset <= begin <= bounds.high_watermark:
             return _none()
-        made = self.client.consume(stream, partition, start=begin, until=until, subjects=subjects, options=options)
-        return aiter(made)
-
-    def _backwards(
-        self,
-        stream: str,
-        partition: int,
-        bounds: Bounds,
-        newest: int,
-        subjects: tuple[str, ...],
-        options: ReadOptions = _OPTIONS,
-    ) -> _Records:
-        if newest < bounds.log_start_offset:
-            return _none()
-        consumer = self.client.consume(
-            stream, partition, start=newest, until=0, subjects=subjects, backwards=True, options=options
+        until = 0 if backwards else bounds.high_watermark
+        return aiter(
+            self.client.consume(
+                stream, partition, start=begin, until=until, subjects=subjects, backwards=backwards, options=options
+            )
         )
-        return aiter(consumer)
 
     @staticmethod
     async def _first(records: _Records) -> Record | None:
@@ -655,12 +649,12 @@ class StatelessReads:
     async def _one(self, question: JsRequest, bounds: Bounds, name: str, subject: str) -> AsyncIterator[JsAnswer]:
         stream, partition, wanted = question.stream, question.partition, question.subjects
         if question.last:
-            record = await self._first(self._backwards(stream, partition, bounds, bounds.high_watermark, wanted))
+            record = await self._first(self._read(stream, partition, bounds, bounds.high_watermark, wanted, backwards=True))
         else:
             start = await self._start(question)
             if start < bounds.log_start_offset and not wanted and question.start_ns is None:
                 raise _no_message(question.kind)
-            record = await self._first(self._forwards(stream, partition, bounds, start, wanted))
+            record = await self._first(self._read(stream, partition, bounds, start, wanted))
             if record is not None and not wanted and question.start_ns is None and record.offset != start:
                 record = None  # compaction has dropped it
         if record is None:
@@ -679,7 +673,7 @@ class StatelessReads:
         ``Nats-Num-Pending`` is exact without a filter and without compaction. Otherwise it is an upper bound.
         """
         start, most_bytes = await self._start(question), min(question.max_bytes or MAX_BYTES, MAX_BYTES)
-        records = self._forwards(question.stream, question.partition, bounds, start, question.subjects)
+        records = self._read(question.stream, question.partition, bounds, start, question.subjects)
         count = size_bytes = last = pending = 0
         pauses = LoopPauses()
         try:
@@ -710,7 +704,7 @@ class StatelessReads:
         newest_by_subject: dict[str, Record] = {}
         size_bytes = 0
         pauses = LoopPauses()
-        records = self._backwards(question.stream, question.partition, bounds, newest, question.subjects)
+        records = self._read(question.stream, question.partition, bounds, newest, question.subjects, backwards=True)
         try:
             async for record in records:
                 await pauses.pause()

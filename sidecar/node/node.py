@@ -126,6 +126,9 @@ class Node(RunningNode):
     ``share``: the part of the partitions that this process hosts. ``again``: sources of the settings, for a reload.
     """
 
+    _lock: int | None = None
+    """Descriptor of the lock of the data directory. None: this process takes the lock."""
+
     def __init__(self, settings: NodeSettings, share: WorkerShare | None = None, again: SettingsLoader | None = None) -> None:
         self.reloading = SettingsReloader(settings, again, self._live_parts, self._prove)
         self.share = share or WorkerShare(0, settings.workers)
@@ -138,12 +141,19 @@ class Node(RunningNode):
         self.instruments = Instruments()
         self._tracing = Tracing(settings, self.counters)
         self._cluster_watch = ControllerMetrics(self.instruments.failovers, self._tracing.failed_over)
-        self._loop_watch = LoopWatch(self.instruments, self._metadata_leader, self._update_publish_memory)
+        self._loop_watch = LoopWatch(
+            self.instruments, lambda: self.group.leader if self.group is not None else "", self._update_publish_memory
+        )
         self.incarnation = 0
         self.partitions: Partitions | None = None
         self.group: MetadataGroup | None = None
         self.status = StatusHandler(settings, self.counters, self._workers.handles)
-        self.health = self.status.health = self._make_health()
+        self.health = self.status.health = Health(
+            lambda: self._workers.merged_health_input(self._health_input()),
+            lambda: () if self.partitions is None else self.partitions.replicas(),
+            lambda: self._workers.unsynced,
+            lambda: self.status.unknown.names() if self.status.unknown is not None else [],
+        )
         self.supervisor = Supervisor(*supervisor_of())
         self.status.answers.settings = self.reloading.setting_rows
         self.status.on_reload = lambda: self.reloading.reload_after_signal(self.supervisor)
@@ -201,17 +211,6 @@ class Node(RunningNode):
             self._keys,
         )
 
-    def _metadata_leader(self) -> str:
-        return self.group.leader if self.group is not None else ""
-
-    def _make_health(self) -> Health:
-        return Health(
-            lambda: self._workers.merged_health_input(self._health_input()),
-            lambda: () if self.partitions is None else self.partitions.replicas(),
-            lambda: self._workers.unsynced,
-            lambda: self.status.unknown.names() if self.status.unknown is not None else [],
-        )
-
     def _live_parts(self) -> ReloadableParts:
         prefer = self._thread.prefer if self._thread is not None else None
         change, pages = self._workers.change_settings, self.status.change_hosts
@@ -235,11 +234,12 @@ class Node(RunningNode):
             Component("task failures", self._watch_tasks, self._unwatch),
             Component("loop watch", self._loop_watch.start, self._loop_watch.close),
             Component("tracing", self._tracing.start, self._tracing.close),
-            Component("supervisor", self._start_supervisor),
+            Component("supervisor", lambda: self.supervisor.start(self.health.live, self.health.ready, self._start_step_text)),
             Component("flush thread", close=self._flush_runner.close),
             Component("data directory", self._open_folder, close_of(self._folder)),
             Component("node file", self._open_identity, self._end_cleanly),
-            Component("disk threads", close=self._end_disk_threads),
+            # The next process may use the data directory as soon as it is unlocked, so no disk thread may run then.
+            Component("disk threads", close=lambda: asyncio.to_thread(self._pool.shutdown, cancel_futures=True)),
             Component("timers", close=self._timers.close),
             Component("status", self.status.open_page, self.status.close),
             Component("connections", self._connect, close_of(self._links)),
@@ -258,7 +258,7 @@ class Node(RunningNode):
             Component("JetStream API", self._serve_jetstream, close_of(self._jetstream)),
             Component("scrub", close=close_of(self._scrub)),
             Component("housekeeping", close=close_of(self._housekeeping)),
-            Component("service", self._rights.start_completed, self._retire),
+            Component("service", self._rights.start_completed, self.group.retire if self.group is not None else no_step),
         ]
 
     # ---- start -------------------------------------------------------------------------------------------------------------
@@ -270,12 +270,9 @@ class Node(RunningNode):
     def _watch_tasks(self) -> None:
         self._unwatch = fatal_on(asyncio.get_running_loop(), self.fatal)
 
-    def _start_supervisor(self) -> None:
-        self.supervisor.start(self.health.live, self.health.ready, self._start_step_text)
-
     def _open_folder(self) -> None:
-        self._folder = DataDirectory(self.settings.data, OpenMaps(self._budget.maps))
-        self._try_out_flushes(self._folder.path)
+        self._folder = folder = DataDirectory(self.settings.data, OpenMaps(self._budget.maps), lock=self._lock)
+        self._try_out_flushes(folder.worker_directory(self.share.number))
 
     def _open_identity(self) -> None:
         self._identity = NodeFile(require_started(self._folder), self.settings.node_id)
@@ -312,7 +309,11 @@ class Node(RunningNode):
 
     async def _open_promises(self) -> None:
         folder, has_log = require_started(self._folder), self._recovered.names.__contains__
-        journal = await open_in_thread(self._pool, lambda: folder.open_promises(has_log), PromiseJournal.close)
+
+        def open_journal() -> PromiseJournal:
+            return folder.open_own_promises(self.share, has_log) if self.share.number else folder.open_promises(has_log)
+
+        journal = await open_in_thread(self._pool, open_journal, PromiseJournal.close)
         self._promises = Promises(journal, self._pool, self.counters, self.fatal)
 
     async def _register(self) -> None:
@@ -472,15 +473,6 @@ class Node(RunningNode):
                 "docs/security.md."
             )
 
-    def _make_counts(self) -> NodeCounts:
-        return NodeCounts(StreamLabels(self.settings.metrics_streams))
-
-    def _read_tools(self, links: NodeConnections) -> ReadTools:
-        host = this_host() if self.settings.local_file_reads else ""
-        return ReadTools(
-            links.reads, self.subjects, self._inboxes, self._timers, self.counters, self._memory.reads, self.instruments, host
-        )
-
     def _build(
         self,
         links: NodeConnections,
@@ -489,10 +481,24 @@ class Node(RunningNode):
         previous: PreviousProcess,
         promises: Promises,
     ) -> None:
-        settings, times, bus, counts = self.settings, self.settings.replication, links.replication, self._make_counts()
+        settings, times, bus = self.settings, self.settings.replication, links.replication
+        counts = NodeCounts(StreamLabels(settings.metrics_streams))
         self._proposals = Proposals(group, settings.node_id, self.incarnation)
         self._probes, router = Probes(bus, self.subjects), AnswerRouter(bus)
-        combiner = self._fetch_combiner = self._make_fetch_combiner(router)
+        combiner = self._fetch_combiner = FetchCombiner(
+            router,
+            self.subjects,
+            FetchSender(settings.node_id, self.incarnation),
+            self._node_inboxes,
+            times,
+            self._timers,
+            self._deliver,
+            self.counters,
+        )
+        host = this_host() if settings.local_file_reads else ""
+        reads = ReadTools(
+            links.reads, self.subjects, self._inboxes, self._timers, self.counters, self._memory.reads, self.instruments, host
+        )
         tools = NodeTools(
             settings=settings,
             incarnation=self.incarnation,
@@ -518,7 +524,7 @@ class Node(RunningNode):
             counters=self.counters,
             changed_partitions=counts.changed_partitions,
             flush_times=self._flush_times,
-            reads=self._read_tools(links),
+            reads=reads,
             flush_runner=self._flush_runner,
             instruments=self.instruments,
             tracing=self._tracing,
@@ -531,16 +537,23 @@ class Node(RunningNode):
             promises=promises,
         )
         self.partitions = Partitions(tools, counts, share=self.share)
-        notify, answer = self.subjects.notify(settings.node_id), self._idle_questions(combiner)
+        notify, combined = self.subjects.notify(settings.node_id), self._workers.answer_combined_fetches(combiner)
+        answer = combined if not self.share.number else lambda reply, body: None  # the first process answers for all processes
         NotifyHandler(bus, notify, self._node_inboxes, self.partitions, answer, self.counters, self.share)
         links.watch(self.partitions.data_path_changed)
         links.watch_publishes(self.partitions.publishes_lost)
         partitions, find, node_id = self.partitions, self.partitions.services_of, settings.node_id
         self._services = ServiceHandler(bus, self.subjects, node_id, self._inboxes, find, self.counters, share=self.share)
-        own = folder.worker_directory(self.share.number) if self.share.number else folder.path
+        own = folder.worker_directory(self.share.number)
         self._scrub = Scrub(partitions, own, settings.scrub_bytes_per_s, self.counters)
         self.status.reporter = Reporter(
-            tools, group, partitions, self._scrub, self._coordinators, self._cluster_watch, self._descriptors
+            tools,
+            group,
+            partitions,
+            self._scrub,
+            self._coordinators,
+            self._cluster_watch,
+            lambda: open_files_and_limit(self._budget, folder.maps),
         )
         self.status.on_level, self.status.answers.share = self._workers.change_level, self.share
         self.status.listen(bus, self.subjects, (self._inboxes, self._node_inboxes))
@@ -548,28 +561,6 @@ class Node(RunningNode):
         self._housekeeping = Housekeeping(partitions, times.hw_checkpoint_interval_s, folder.path, self.repair)
         self._housekeeping.start()
         self._scrub.start()
-
-    def _make_fetch_combiner(self, router: AnswerRouter) -> FetchCombiner:
-        return FetchCombiner(
-            router,
-            self.subjects,
-            FetchSender(self.settings.node_id, self.incarnation),
-            self._node_inboxes,
-            self.settings.replication,
-            self._timers,
-            self._deliver,
-            self.counters,
-        )
-
-    def _idle_questions(self, fetch_combiner: FetchCombiner) -> Callable[[bytes, memoryview], None]:
-        """Return the function that answers combined fetches (one request of a follower node about many idle partitions).
-
-        In a node with workers, the first process answers for all processes. The function of a worker does nothing.
-        """
-        return (lambda reply, body: None) if self.share.number else self._workers.answer_combined_fetches(fetch_combiner)
-
-    def _descriptors(self) -> dict[str, int]:
-        return open_files_and_limit(self._budget, self._folder.maps if self._folder is not None else OpenMaps())
 
     def _deliver(self, stream: str, partition: int, uid: str, event: Any) -> None:
         if self.partitions is not None:
@@ -647,10 +638,6 @@ class Node(RunningNode):
         """The membership of this node in the cluster. None: this process has not registered the node."""
         return self._membership if self._membership is not None and self._membership.incarnation else None
 
-    def _retire(self) -> None:
-        if self.group is not None:
-            self.group.retire()
-
     async def _transfer_leaderships(self) -> None:
         registered = self._registered
         if registered is None or not (self._hand_over and self._logs_are_clean):
@@ -678,10 +665,6 @@ class Node(RunningNode):
         registered = self._registered
         if registered is not None and self._hand_over and self._failure is None:
             await registered.leave(_LEAVE_TIMEOUT_S)
-
-    async def _end_disk_threads(self) -> None:
-        """Wait until no disk thread runs, because the next process may use the data directory as soon as it is unlocked."""
-        await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
 
     def _end_cleanly(self) -> None:
         """Write the clean-stop marker at the end of a stop, unless some data is not on disk [S9].

@@ -22,13 +22,11 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
 from liftpy.core.base.worker_assignment import WorkerShare
-from liftpy.core.log.epoch_promises import PromiseJournal
 from liftpy.core.metadata.codec import decode_snapshot
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.records import record_from_pb, replay_all
@@ -39,18 +37,15 @@ from liftpy.core.wire.worker_frames import LEASE, Frame, FrameKind, FrameReader,
 from liftpy.errors import LiftError, ProtocolError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.request_guard import RequestGuard
-from sidecar.disk.data_folder import DataDirectory
-from sidecar.disk.files import OpenMaps
 from sidecar.metadata.group import MetadataGroup
 from sidecar.metadata.identity import PreviousProcess
 from sidecar.node.node import Node
-from sidecar.partition.promises import Promises
 from sidecar.runtime.components import Component, Step, no_step, require_started, start_all
 from sidecar.runtime.logs import LOGS
 from sidecar.runtime.memory import make_collections_rare, retain_freed_memory
 from sidecar.runtime.restarts import Supervisor, momentary, prevents_restart
 from sidecar.runtime.settings import NodeSettings
-from sidecar.runtime.tasks import TaskSet, open_in_thread, run_loop, spawn, start_attended
+from sidecar.runtime.tasks import TaskSet, run_loop, spawn, start_attended
 from sidecar.status.merged_status import WorkerStatus
 from sidecar.status.sampler import ProcessSample, Sampler
 from sidecar.status.status_api import StatusHandler
@@ -306,10 +301,6 @@ class WorkerNode(Node):
     def _start_health_reports(self) -> None:
         self._health_task = spawn(self._send_health_reports(), "reporting the health of the worker", endless=True)
 
-    def _open_folder(self) -> None:
-        self._folder = folder = DataDirectory(self.settings.data, OpenMaps(self._budget.maps), lock=self._lock)
-        self._try_out_flushes(folder.worker_directory(self.share.number))
-
     async def _recover(self) -> None:
         recovered, clean_stop = self._recovered, self._setup["clean_stop"]
         await recovered.run(require_started(self._folder), self._pool, clean_stop=clean_stop, share=self.share)
@@ -320,12 +311,6 @@ class WorkerNode(Node):
         self.incarnation = await self._registration
         LOGS.facts["incarnation"] = self.incarnation
         await self._recovered.forget_failed_flushes(require_started(self._folder), self._pool)
-
-    async def _open_promises(self) -> None:
-        folder, has_log = require_started(self._folder), self._recovered.names.__contains__
-        open_own = partial(folder.open_own_promises, self.share, has_log)
-        journal = await open_in_thread(self._pool, open_own, PromiseJournal.close)
-        self._promises = Promises(journal, self._pool, self.counters, self.fatal)
 
     async def _open_partitions(self) -> None:
         await self._open_promises()

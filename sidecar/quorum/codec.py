@@ -24,6 +24,22 @@ Entry = tuple[bytes, int, int]
 """Log entry of the library: (command, index, term)."""
 
 
+_VOTE_FIELDS = {"term": "term", "last_log_index": "lastLogIndex", "last_log_term": "lastLogTerm"}
+_ELECTION_MESSAGES = {
+    "request_vote": ("requestVote", {**_VOTE_FIELDS, "transfer": "transfer"}),
+    "response_vote": ("responseVote", {"term": "term"}),
+    "pre_vote": ("preVote", _VOTE_FIELDS),
+    "pre_vote_granted": ("preVoteGranted", {"term": "term"}),
+    "timeout_now": ("timeoutNow", {"term": "term"}),
+}
+"""Type of a message -> (field of RaftMessage, {key of the message: field of the protobuf message})."""
+_TYPE_OF_FIELD = {field: kind for kind, (field, _) in _ELECTION_MESSAGES.items()}
+
+
+def _invalid(what: str) -> ProtocolError:
+    return ProtocolError(f"{what}. All controllers must run versions of liftpy that work together.")
+
+
 def encode(message: Message) -> bytes:
     """Encode a message of the Raft library as bytes. Raise ProtocolError for a message that is not in the protocol."""
     return _to_protobuf(message).SerializeToString()
@@ -47,27 +63,11 @@ def _to_protobuf(message: Message) -> pb.RaftMessage:
             step.minLevel, step.maxLevel = message.get("levels", (0, 0))
             step.digestIndex, step.digest = message.get("checkpoint", (0, b""))
             return pb.RaftMessage(nextIndex=step)
-        case "request_vote":
-            vote = pb.RaftRequestVote(
-                term=message["term"], lastLogIndex=message["last_log_index"], lastLogTerm=message["last_log_term"]
-            )
-            vote.transfer = message.get("transfer", False)
-            return pb.RaftMessage(requestVote=vote)
-        case "response_vote":
-            return pb.RaftMessage(responseVote=pb.RaftResponseVote(term=message["term"]))
-        case "pre_vote":
-            question = pb.RaftPreVote(
-                term=message["term"], lastLogIndex=message["last_log_index"], lastLogTerm=message["last_log_term"]
-            )
-            return pb.RaftMessage(preVote=question)
-        case "pre_vote_granted":
-            return pb.RaftMessage(preVoteGranted=pb.RaftPreVoteGranted(term=message["term"]))
-        case "timeout_now":
-            return pb.RaftMessage(timeoutNow=pb.RaftTimeoutNow(term=message["term"]))
-    raise ProtocolError(
-        f"Invalid message {message['type']!r} of the metadata group, with the fields {sorted(message)}. All "
-        "controllers must run versions of liftpy that work together."
-    )
+        case kind if kind in _ELECTION_MESSAGES:
+            field, names = _ELECTION_MESSAGES[kind]
+            given = {"transfer": False, **message}
+            return pb.RaftMessage(**{field: {name: given[key] for key, name in names.items()}})
+    raise _invalid(f"Invalid message {message['type']!r} of the metadata group, with the fields {sorted(message)}")
 
 
 def _append_to_protobuf(message: Message) -> pb.RaftAppendEntries:
@@ -98,15 +98,9 @@ def decode(data: bytes) -> Message:
     """
     message = _parse(data)
     if any((message.get(name) or 0) >= MAX_NUMBER for name in _NUMBERS):
-        raise ProtocolError(
-            "Invalid message of the metadata group: a term or an index is too large. All controllers must "
-            "run versions of liftpy that work together."
-        )
+        raise _invalid("Invalid message of the metadata group: a term or an index is too large")
     if any((message.get(name) or 0) > message.get("term", 0) for name in ("prevLogTerm", "last_log_term")):
-        raise ProtocolError(
-            "Invalid message of the metadata group: an entry has a later term than its sender. All "
-            "controllers must run versions of liftpy that work together."
-        )
+        raise _invalid("Invalid message of the metadata group: an entry has a later term than its sender")
     return message
 
 
@@ -114,10 +108,7 @@ def _parse(data: bytes) -> Message:
     try:
         message = pb.RaftMessage.FromString(data)
     except DecodeError as error:
-        raise ProtocolError(
-            f"Cannot decode a message of the metadata group: {error}. All controllers must run versions of "
-            "liftpy that work together."
-        ) from None
+        raise _invalid(f"Cannot decode a message of the metadata group: {error}") from None
     match message.WhichOneof("message"):
         case "appendEntries":
             return _append_from_protobuf(message.appendEntries)
@@ -138,50 +129,23 @@ def _parse(data: bytes) -> Message:
                 "levels": (step.minLevel, step.maxLevel),
                 "checkpoint": _checkpoint(step),
             }
-        case "requestVote":
-            vote = message.requestVote
-            return {
-                "type": "request_vote",
-                "term": vote.term,
-                "last_log_index": vote.lastLogIndex,
-                "last_log_term": vote.lastLogTerm,
-                "transfer": vote.transfer,
-            }
-        case "responseVote":
-            return {"type": "response_vote", "term": message.responseVote.term}
-        case "preVote":
-            question = message.preVote
-            return {
-                "type": "pre_vote",
-                "term": question.term,
-                "last_log_index": question.lastLogIndex,
-                "last_log_term": question.lastLogTerm,
-            }
-        case "preVoteGranted":
-            return {"type": "pre_vote_granted", "term": message.preVoteGranted.term}
-        case "timeoutNow":
-            return {"type": "timeout_now", "term": message.timeoutNow.term}
-    raise ProtocolError(
-        "Invalid message of the metadata group: it is empty. All controllers must run versions of liftpy that work together."
-    )
+        case str(field):
+            kind = _TYPE_OF_FIELD[field]
+            values = getattr(message, field)
+            return {"type": kind} | {key: getattr(values, name) for key, name in _ELECTION_MESSAGES[kind][1].items()}
+    raise _invalid("Invalid message of the metadata group: it is empty")
 
 
 def _append_from_protobuf(append: pb.RaftAppendEntries) -> Message:
     known = append.HasField("previousIndex")
     if known != append.HasField("previousTerm"):
-        raise ProtocolError(
-            "Invalid append message: it has a previous index or a previous term, but not both. All "
-            "controllers must run versions of liftpy that work together."
-        )
+        raise _invalid("Invalid append message: it has a previous index or a previous term, but not both")
     entries: list[Entry] = []
     for entry in append.entries:
         follows = entry.index == (entries[-1][1] if entries else append.previousIndex if known else entry.index - 1) + 1
         in_bounds = 0 < entry.index < MAX_NUMBER and entry.term <= append.term
         if not entry.command or not follows or not in_bounds:
-            raise ProtocolError(
-                f"Invalid append message: entry {entry.index} is empty or out of order. All controllers must "
-                "run versions of liftpy that work together."
-            )
+            raise _invalid(f"Invalid append message: entry {entry.index} is empty or out of order")
         entries.append((entry.command, entry.index, entry.term))
     return {
         "type": "append_entries",
@@ -197,10 +161,7 @@ def _append_from_protobuf(append: pb.RaftAppendEntries) -> Message:
 
 def _checkpoint(message: pb.RaftNextIndex | pb.RaftAppendEntries) -> Checkpoint:
     if message.digestIndex >= MAX_NUMBER or (len(message.digest) == DIGEST_SIZE) != bool(message.digestIndex):
-        raise ProtocolError(
-            "Invalid digest in a message of the metadata group: wrong size or position. All controllers must "
-            "run versions of liftpy that work together."
-        )
+        raise _invalid("Invalid digest in a message of the metadata group: wrong size or position")
     return message.digestIndex, message.digest
 
 

@@ -9,7 +9,6 @@ the time of compaction. Tests describe the original behavior.
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Protocol
@@ -86,7 +85,6 @@ _PRIVATE_STATE = (
     "_SyncObj__raftLeader", "_SyncObj__connectedToAnyone", "_SyncObj__otherNodes", "_SyncObj__readonlyNodes",
     "_SyncObj__connectedNodes", "_SyncObj__noopIDx",
 )  # fmt: skip
-_ENTRY = struct.Struct("<QQ")
 LogEnd = tuple[int, int]
 """End of a log: (term, index) of its last entry."""
 
@@ -144,35 +142,21 @@ class PreVote:
 # ---- adapter ---------------------------------------------------------------------------------------------------------
 
 
-class _NoPickle:
-    """Replacement for pickle in the library.
+def _refuse(*_: Any) -> None:
+    raise ProtocolError("pysyncobj tried to pickle or unpickle data, which is not allowed here. Please report it.")
 
-    It accepts the (command, index, term) tuple of a divided entry and rejects everything else.
+
+class _NoPickle:
+    """Replacement for pickle in the library. It rejects everything.
+
+    The library would pickle an entry that is larger than ``MAX_APPEND_BYTES``, but there is none.
     """
+
+    dumps = loads = dump = load = staticmethod(_refuse)
 
     @staticmethod
     def to_bytes(data: str | bytes) -> bytes:
         return data if isinstance(data, bytes) else data.encode()
-
-    @staticmethod
-    def dumps(value: Any, protocol: int | None = None) -> bytes:
-        command, index, term = value
-        if type(command) is bytes and type(index) is int and type(term) is int:
-            return _ENTRY.pack(index, term) + command
-        raise ProtocolError(f"pysyncobj tried to pickle {type(value).__name__}, which is not allowed here. Please report it.")
-
-    @staticmethod
-    def loads(data: bytes) -> Any:
-        if len(data) <= _ENTRY.size:
-            raise ProtocolError("pysyncobj tried to unpickle data, which is not allowed here. Please report it.")
-        index, term = _ENTRY.unpack_from(data)
-        return bytes(data[_ENTRY.size :]), index, term
-
-    @staticmethod
-    def dump(*_: Any) -> None:
-        raise ProtocolError("pysyncobj tried to pickle data, which is not allowed here. Please report it.")
-
-    load = dump
 
 
 _NEVER_LOGGED = (
@@ -195,16 +179,6 @@ def outcome_of(answer: bytes | None, reason: int) -> EntryOutcome:
     return EntryOutcome.APPLIED if reason == FAIL_REASON.SUCCESS and answer is not None else EntryOutcome.UNKNOWN
 
 
-def _refuse(*_: Any) -> None:
-    raise ProtocolError("pysyncobj tried to pickle or unpickle data, which is not allowed here. Please report it.")
-
-
-def _journal(journal: Any) -> Any:
-    if isinstance(journal, GroupJournal):
-        return journal
-    raise ConfigError("Internal error: the metadata group needs its own journal. Please report it.")
-
-
 def check_library() -> None:
     """Remove pickle from the library. Raise ConfigError unless the library is exactly the checked version."""
     if VERSION != SUPPORTED_VERSION:
@@ -221,7 +195,7 @@ def check_library() -> None:
     pysyncobj.syncobj.pickle = _NoPickle
     pysyncobj.serializer.pickle = _NoPickle
     pysyncobj.journal.loads = pysyncobj.journal.dumps = _refuse
-    pysyncobj.syncobj.createJournal = _journal
+    pysyncobj.syncobj.createJournal = lambda journal: journal
 
 
 def is_applied(command: bytes, index: int) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 import crc32c
 from google.protobuf.message import DecodeError
 
+from liftpy.core.metadata.codec import damaged_snapshot
 from liftpy.core.metadata.controller_list import ControllerList, well_formed
 from liftpy.core.wire._pb import raft_pb2 as pb
 from liftpy.errors import CorruptionError, UnknownFormatError
@@ -53,15 +54,11 @@ def encode_snapshot_file(snapshot: SnapshotFile) -> bytes:
 def decode_snapshot_file(data: bytes) -> SnapshotFile:
     """Decode a snapshot. Raise CorruptionError if it is damaged, UnknownFormatError for another version."""
     if len(data) < _HEAD.size:
-        raise CorruptionError(
-            "The metadata snapshot is damaged: it is shorter than its header. Follow docs/runbooks/controllers-lost.md."
-        )
+        raise damaged_snapshot("it is shorter than its header")
     magic, version, crc = _HEAD.unpack_from(data)
     body = data[_HEAD.size :]
     if magic != _MAGIC or crc32c.crc32c(body) != crc:
-        raise CorruptionError(
-            "The metadata snapshot is damaged: its checksum does not match. Follow docs/runbooks/controllers-lost.md."
-        )
+        raise damaged_snapshot("its checksum does not match")
     if version != _VERSION:
         raise UnknownFormatError(
             f"The metadata snapshot has version {version}, but this version reads {_VERSION}. Start the newer "
@@ -70,14 +67,10 @@ def decode_snapshot_file(data: bytes) -> SnapshotFile:
     try:
         message = pb.RaftSnapshot.FromString(body)
     except DecodeError as error:
-        raise CorruptionError(
-            f"The metadata snapshot cannot be decoded: {error}. Follow docs/runbooks/controllers-lost.md."
-        ) from None
+        raise damaged_snapshot(f"it cannot be decoded: {error}") from None
     last, previous = _entry(message.last), _entry(message.previous)
     if max(last[1:] + previous[1:]) >= MAX_NUMBER or not 0 < previous[1] == last[1] - 1:
-        raise CorruptionError(
-            "The metadata snapshot is damaged: its entries are not contiguous. Follow docs/runbooks/controllers-lost.md."
-        )
+        raise damaged_snapshot("its entries are not contiguous")
     return SnapshotFile(last, previous, tuple(message.nodes), message.image, _controllers(message, last[1]))
 
 
@@ -86,10 +79,7 @@ def _controllers(message: pb.RaftSnapshot, last_index: int) -> ControllerList | 
         return None
     controllers = ControllerList(tuple(message.nodes), message.learner, message.leaving, message.controllersIndex)
     if controllers.index > last_index or not well_formed(controllers):
-        raise CorruptionError(
-            f"The metadata snapshot is damaged: its list of controllers is invalid: {controllers.as_text()}. Follow "
-            "docs/runbooks/controllers-lost.md."
-        )
+        raise damaged_snapshot(f"its list of controllers is invalid: {controllers.as_text()}")
     return controllers
 
 

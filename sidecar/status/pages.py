@@ -26,7 +26,7 @@ from liftpy.core.metadata.controller.cluster_events import KINDS, event_text
 from liftpy.core.observe import node_events
 from liftpy.core.observe.cluster_health import DEGRADED, OK
 from liftpy.core.observe.history import LENGTHS
-from liftpy.core.observe.page_model import FIRST, MOST_MATCH, Place, figure, match_in, place_of, value_at
+from liftpy.core.observe.page_model import FIRST, MOST_MATCH, figure, match_in, place_of, value_at
 from liftpy.core.observe.timeline import FILTERS, group_events, summarize_group
 from liftpy.errors import ConfigError
 from sidecar.status.cluster_poller import ClusterPoller, place_before
@@ -567,7 +567,7 @@ class Site:
             check_name(what, kind)
             return partial(self._shown, partial(shows[f"{kind}s"], what), about=(f"{kind}s", what))
         show = {"node": poller.node, "stream": poller.stream}[kind]
-        after = _after(fields)
+        after = place_of(decode_place(fields["after"])) if "after" in fields else FIRST
         check_name(what, kind)
         return partial(self._shown, partial(show, what, after), **{kind: what}, after=after)
 
@@ -650,10 +650,6 @@ def _event_filters(fields: Fields) -> dict[str, str]:
             raise ValueError(f"Invalid parameter {key}. Use seconds since 1970.")
     place_before(fields.get("before", ""))
     return {key: fields[key] for key in (*FILTERS, "since", "until", "before") if key in fields}
-
-
-def _after(fields: Fields) -> Place:
-    return place_of(decode_place(fields["after"])) if "after" in fields else FIRST
 
 
 def _streams_after(fields: Fields) -> tuple[int, str]:

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from liftpy import __version__
 from liftpy.core.metadata.controller_metrics import ControllerMetrics
-from liftpy.core.publish.log_state_part import NodeStateMemory
-from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.core.replication.replica import ReplicaSnapshot
 from liftpy.core.wire.decode_errors import by_reason
 from liftpy.nats.urls import shown_address
@@ -29,7 +27,6 @@ from sidecar.transport.connection import BusConnection
 
 if TYPE_CHECKING:
     from liftpy.core.groups.lag import GroupLag
-    from sidecar.groups.coordinators import GroupCoordinators
 
 _TRAFFIC = ("in_msgs", "out_msgs", "in_bytes", "out_bytes", "reconnects")
 
@@ -77,6 +74,7 @@ class Reporter:
         """Return the status of the node. ``only``: partitions to include. None: all partitions on the node."""
         now_ns = clock.now_ns()
         workers = self.partitions if only is None else only
+        copying, derived = self._node.copy_limit, self._node.state_memory
         return {
             "node": self.settings.node_id,
             "version": __version__,
@@ -97,8 +95,19 @@ class Reporter:
             "scrub": self.scrub(),
             "clock": self.clock(),
             "descriptors": self.descriptors(),
-            "copies": _copies(self._node.copy_limit),
-            "derived": _derived_state_memory(self._node.state_memory),
+            "copies": {
+                "bytes_per_second": copying.bytes_per_second,
+                "copied_bytes": copying.copied_bytes,
+                "backlog_bytes": copying.backlog_bytes,
+                "waited_s": round(copying.waited_ns / 1e9, 3),
+                "yielded_s": round(copying.yielded_ns / 1e9, 3),
+            },
+            "derived": {
+                "bound_bytes": derived.bound_bytes,
+                "size_bytes": derived.size_bytes,
+                "held": dict(derived.by_kind),
+                "refused": dict(derived.refused),
+            },
             "flush_times": self._node.flush_times.report(),
             "flush_place": self.flush_place.report(),
             "coordinators": self.coordinators(),
@@ -130,30 +139,26 @@ class Reporter:
         trust = self._node.clocks.check()
         return {"skew_s": round(trust.skew_ns / 1e9, 3), "doubt": trust.why}
 
-    @property
-    def _running_coordinators(self) -> GroupCoordinators | None:
-        return self._coordinators.running
-
     def coordinators(self) -> list[dict[str, Any]]:
-        running = self._running_coordinators
+        running = self._coordinators.running
         return running.report() if running is not None else []
 
     def group_lags(self) -> dict[str, GroupLag]:
         """Return the lag of the groups that this node coordinates, by metric label."""
-        running = self._running_coordinators
+        running = self._coordinators.running
         return running.lags.of if running is not None else {}
 
     def lags_by_group(self) -> dict[str, GroupLag]:
         """Return the lag of each group that this node coordinates, by name. Each measurement creates a new dict."""
-        running = self._running_coordinators
+        running = self._coordinators.running
         return running.lags.by_group if running is not None else _NO_LAGS
 
     def group_rows(self) -> Iterator[dict[str, Any]]:
-        running = self._running_coordinators
+        running = self._coordinators.running
         return running.group_rows() if running is not None else iter(())
 
     def group_rows_of(self, name: str) -> dict[str, list[dict[str, Any]]]:
-        running = self._running_coordinators
+        running = self._coordinators.running
         return (
             running.group_rows_of(name) if running is not None else {"rows": [], "members": [], "positions": [], "history": []}
         )
@@ -248,31 +253,12 @@ class Reporter:
         }
 
 
-def _derived_state_memory(node: NodeStateMemory) -> dict[str, Any]:
-    return {
-        "bound_bytes": node.bound_bytes,
-        "size_bytes": node.size_bytes,
-        "held": dict(node.by_kind),
-        "refused": dict(node.refused),
-    }
-
-
 def _connection(link: BusConnection) -> dict[str, Any]:
     return {
         "connected": link.is_connected,
         "send_buffer_bytes": link.unsent_bytes,
         **{name: link.stats[name] for name in _TRAFFIC},
         "errors": dict(link.errors),
-    }
-
-
-def _copies(pace: CatchupThrottle) -> dict[str, Any]:
-    return {
-        "bytes_per_second": pace.bytes_per_second,
-        "copied_bytes": pace.copied_bytes,
-        "backlog_bytes": pace.backlog_bytes,
-        "waited_s": round(pace.waited_ns / 1e9, 3),
-        "yielded_s": round(pace.yielded_ns / 1e9, 3),
     }
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from math import nan
 from operator import add
-from typing import Any, NamedTuple
+from typing import Any
 
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.observe.cluster_health import DISK_LOW, QUEUED_HIGH
@@ -37,29 +37,14 @@ PART_OF_LOOP = 0.005
 MOST_REST_S = MOST_COVERED_S - 3.0
 """Maximum interval of samples, in seconds, so that a late sample still counts."""
 _LED = ("led", "partitions_under_replicated", "led_short")
-
-
-_COUNTED = ("counts", "acks", "flushes", "loop_lag")
-
-
-class _CounterSample(NamedTuple):
-    """Values of a node's counters at one moment. ``at_s``: monotonic time. ``second``: wall clock in s."""
-
-    at_s: float
-    second: int
-    counts: tuple[float, ...]
-    """Values of the counters, in the order of ``BY_STREAM``."""
-    acks: tuple[int, ...]
-    flushes: tuple[int, ...]
-    loop_lag: tuple[int, ...]
-
-    def sum_with(self, sample: ProcessSample) -> _CounterSample:
-        counts, acks, flushes, loop_lag = (tuple(map(add, getattr(self, name), sample[name])) for name in _COUNTED)
-        return self._replace(counts=counts, acks=acks, flushes=flushes, loop_lag=loop_lag)
-
+_COUNTED = ("counts", "acks", "flushes", "loop_lag", "isr")
 
 ProcessSample = dict[str, Any]
-"""Counters and current values of one process, as JSON. A worker process sends it to the first process of the node."""
+"""Counters and current values of one process, as JSON. A worker process sends it to the first process of the node.
+
+``counts``: values of the counters, in the order of ``BY_STREAM``. ``isr``: partitions led here with all replicas in sync, with
+fewer, with fewer than min_isr. ``lag_ns``: greatest lag.
+"""
 
 
 class Sampler:
@@ -84,7 +69,8 @@ class Sampler:
         self._reporter = reporter
         self._wall = wall
         self._now = now
-        self._last_totals: _CounterSample | None = None
+        self._last: tuple[float, int, ProcessSample] | None = None
+        """Monotonic time in seconds, wall clock in seconds, and sums over all processes, of the last sample."""
         self._loop: Any = None
         self._timer: asyncio.Handle | None = None
         self.took_s = 0.0
@@ -123,60 +109,41 @@ class Sampler:
 
     def sample(self) -> Iterator[None]:
         """Sample the node's counters once and add a row to its history. Each ``yield`` is a point where other work may run."""
-        at_s, second, it = self._now(), int(self._wall()), self._reporter.instruments
-        sums = _PartitionSums(self._reporter)
-        yield from sums.all()
-        acks = tuple(map(sum, zip(*(one.counts for one in it.acks.values()), strict=True)))
-        totals = _CounterSample(at_s, second, tuple(sums.counts), acks, tuple(it.flushes.counts), tuple(it.loop_lag.counts))
-        if self._send_sample is not None:
-            sample = {name: getattr(totals, name) for name in _COUNTED} | {"lag_ns": sums.lag_ns, "isr": sums.isr}
-            self._send_sample({**sample, "watched": watched_parts(self._reporter)})
-        for sample in self._worker_samples():
-            totals = totals.sum_with(sample)
-            sums.add_process(sample)
-        before, self._last_totals = self._last_totals, totals
-        if before is not None and 0 < at_s - before.at_s <= MOST_COVERED_S:
-            self._history.add_values(second, _row(before, totals, sums), covers=max(1, second - before.second))
-
-
-class _PartitionSums:
-    """Sums of the values of all partitions of a node, at the time of a sample."""
-
-    def __init__(self, reporter: Reporter) -> None:
-        self._partitions = reporter.partitions
-        self._now_ns = clock.now_ns()
-        self.counts = [0.0] * len(BY_STREAM)
-        self.lag_ns = 0
-        self.isr = [0, 0, 0]
-        """Partitions led here: with all replicas in sync, with fewer, with fewer than min_isr."""
-
-    def add_process(self, sample: ProcessSample) -> None:
-        self.lag_ns = max(self.lag_ns, sample["lag_ns"])
-        self.isr = list(map(add, self.isr, sample["isr"]))
-
-    def all(self) -> Iterator[None]:
-        partitions = self._partitions.counts
+        at_s, second, now_ns, it = self._now(), int(self._wall()), clock.now_ns(), self._reporter.instruments
+        partitions = self._reporter.partitions.counts
         here = partitions.open
         yield from here.update()
-        for sums in partitions.all().by_stream.values():
-            self.counts = list(map(add, self.counts, sums))
         led, short, short_and_under = map(here.total, _LED)
-        self.isr = [led - short, short - short_and_under, short_and_under]
-        self.lag_ns = here.lag_ns(self._now_ns)
+        totals: ProcessSample = {
+            "counts": list(map(sum, zip([0.0] * len(BY_STREAM), *partitions.all().by_stream.values(), strict=False))),
+            "acks": list(map(sum, zip(*(one.counts for one in it.acks.values()), strict=True))),
+            "flushes": [*it.flushes.counts],
+            "loop_lag": [*it.loop_lag.counts],
+            "isr": [led - short, short - short_and_under, short_and_under],
+            "lag_ns": here.lag_ns(now_ns),
+        }
+        if self._send_sample is not None:
+            self._send_sample({**totals, "watched": watched_parts(self._reporter)})
+        for sample in self._worker_samples():
+            sums = {name: list(map(add, totals[name], sample[name])) for name in _COUNTED}
+            totals = {**sums, "lag_ns": max(totals["lag_ns"], sample["lag_ns"])}
+        before, self._last = self._last, (at_s, second, totals)
+        if before is not None and 0 < at_s - before[0] <= MOST_COVERED_S:
+            row = _row(before[2], totals, at_s - before[0])
+            self._history.add_values(second, row, covers=max(1, second - before[1]))
 
 
-def _row(before: _CounterSample, totals: _CounterSample, sums: _PartitionSums) -> list[float]:
-    took_s = totals.at_s - before.at_s
-    acks = _increase(before.acks, totals.acks)
-    rates = [max(0.0, now - then) / took_s for then, now in zip(before.counts, totals.counts, strict=True)]
+def _row(before: ProcessSample, totals: ProcessSample, took_s: float) -> list[float]:
+    acks = _increase(before["acks"], totals["acks"])
+    rates = [max(0.0, now - then) / took_s for then, now in zip(before["counts"], totals["counts"], strict=True)]
     return [
         *rates,
         _percentile(acks, 0.5),
         _percentile(acks, 0.99),
-        _percentile(_increase(before.flushes, totals.flushes), 0.99),
-        sums.lag_ns / 1e9,
-        _percentile(_increase(before.loop_lag, totals.loop_lag), 0.99),
-        *sums.isr,
+        _percentile(_increase(before["flushes"], totals["flushes"]), 0.99),
+        totals["lag_ns"] / 1e9,
+        _percentile(_increase(before["loop_lag"], totals["loop_lag"]), 0.99),
+        *totals["isr"],
         *(count / took_s for count in bands_of(acks)),
     ]
 

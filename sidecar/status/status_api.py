@@ -370,7 +370,8 @@ class StatusHandler:
             return http("400 Bad Request", TEXT, text.encode())
         if self.reporter is None:
             return http("503 Service Unavailable", TEXT, b"starting\n")
-        make = partial(self._compute_own, self.reporter, path, part, _stream(query))
+        stream = dict(parse_qsl(query.decode("ascii", "replace"))).get("stream", "")
+        make = partial(self._compute_own, self.reporter, path, part, stream)
         answer = await self._pages.wait_for(path + b"?" + query, make)
         if answer in (BUSY, FAILED):
             return http("503 Service Unavailable" if answer == BUSY else "500 Internal Server Error", JSON, answer)
@@ -494,10 +495,6 @@ def _part(query: bytes) -> _Part | None:
     return (after, wanted) if slash and 1 <= wanted <= MOST_ON_A_PAGE else None
 
 
-def _stream(query: bytes) -> str:
-    return dict(parse_qsl(query.decode("ascii", "replace"))).get("stream", "")
-
-
 # ---- summary of a node ------------------------------------------------------------------------------------------------
 
 
@@ -505,17 +502,6 @@ PART_OF_LOOP = 0.05
 """Maximum share of the event loop's time for collecting summaries."""
 FRESH_S = 0.5
 """Age up to which a summary is sent again, in seconds."""
-
-
-def _seen(watch: NodeWatch) -> dict[str, Any]:
-    repaired = watch.events.recent("damage_repaired", SHOWN_S)
-    return {
-        "leaderless_since": watch.leaderless_since,
-        "damaged": watch.damaged_count,
-        "repairs": _texts(repair_texts(reversed(repaired))),
-        "stuck_groups": _texts(watch.stuck_groups),
-        "differing_services": _texts(watch.differing_services),
-    }
 
 
 _TOTALS = {
@@ -545,14 +531,18 @@ def summarize_node(figures: Figures, reporter: Reporter, watch: NodeWatch | None
     size, limit = total("disk_size_bytes"), total("queued_bytes_limit")
     controllers: dict[str, Any] = {}
     if group.is_controller:
+        lost_at, shown_since_ns = reporter.cluster_watch.lost_directory_ns, clock.now_ns() - round(SHOWN_S * NS_PER_S)
         controllers = {
-            "nodes": _states(image),
+            "nodes": {
+                name: FENCED if node.fenced else DRAINED if node.leaving else LIVE
+                for name, node in sorted(image.nodes.items())[:MOST_NODES]
+            },
             "index": image.index,
             "streams": len(image.streams),
             "offline": round(total("cluster_partitions_offline")),
             "suspect_partitions": _suspect(reporter.cluster_watch),
             "waiting_streams": _waiting(image),
-            "lost_directories": _lost_directories(reporter.cluster_watch),
+            "lost_directories": _texts(sorted(node for node, at_ns in lost_at.items() if at_ns >= shown_since_ns)),
             "electing": round(total("cluster_partitions_electing")),
             "elections": round(total("cluster_elections_total")),
         }
@@ -561,7 +551,14 @@ def summarize_node(figures: Figures, reporter: Reporter, watch: NodeWatch | None
         controllers["term"] = max((one.term for one in members.values()), default=0)
         controllers["members"] = {name: one.lag if one.connected or one.leader else -1 for name, one in members.items()}
     if watch is not None:
-        controllers |= _seen(watch)
+        repaired = watch.events.recent("damage_repaired", SHOWN_S)
+        controllers |= {
+            "leaderless_since": watch.leaderless_since,
+            "damaged": watch.damaged_count,
+            "repairs": _texts(repair_texts(reversed(repaired))),
+            "stuck_groups": _texts(watch.stuck_groups),
+            "differing_services": _texts(watch.differing_services),
+        }
     return NodeSummary(
         node=reporter.node_id,
         version=__version__,
@@ -596,11 +593,6 @@ def _waiting(image: ClusterImage) -> tuple[str, ...]:
     return _texts([f"{stream.name} waits for nodes: {why_it_waits(image, stream)}" for stream in streams])
 
 
-def _lost_directories(watch: ControllerMetrics) -> tuple[str, ...]:
-    since_ns = clock.now_ns() - round(SHOWN_S * NS_PER_S)
-    return _texts(sorted(node for node, at_ns in watch.lost_directory_ns.items() if at_ns >= since_ns))
-
-
 def _suspect(watch: ControllerMetrics) -> tuple[str, ...]:
     chosen = nsmallest(MOST_SUSPECT, watch.suspect, key=lambda key: (key.stream, key.partition))
     damages = (watch.suspect[key] for key in chosen)
@@ -608,10 +600,3 @@ def _suspect(watch: ControllerMetrics) -> tuple[str, ...]:
         why_offline(key.stream, key.partition, state.status.name, state.isr, state.incomplete)[:MOST_SUSPECT_CHARS]
         for key, state in zip(chosen, damages, strict=True)
     )
-
-
-def _states(image: ClusterImage) -> dict[str, str]:
-    return {
-        name: FENCED if node.fenced else DRAINED if node.leaving else LIVE
-        for name, node in sorted(image.nodes.items())[:MOST_NODES]
-    }

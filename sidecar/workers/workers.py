@@ -265,14 +265,10 @@ def stop_token(*, clean: bool, flushed: bool) -> int:
 
 
 def _merge_health_report(own: HealthInput, health_report: dict[str, Any]) -> HealthInput:
-    return HealthInput(
-        failure=own.failure,
+    return replace(
+        own,
         longest_flush_s=max(own.longest_flush_s, health_report.get("longest_flush_s", 0.0)),
-        hung_flush_s=own.hung_flush_s,
-        registered=own.registered,
         nats=own.nats and health_report.get("nats", False),
-        metadata_silence_s=own.metadata_silence_s,
-        session_s=own.session_s,
         opening=own.opening + health_report.get("opening", 0),
         opened=own.opened and health_report.get("opened", False),
         stopped_for_space=own.stopped_for_space + health_report.get("stopped_for_space", 0),

@@ -36,7 +36,7 @@ from liftpy.config import (
 )
 from liftpy.core.base.partition import MoveReason, PartitionState, Pause, Purge, PurgeReport
 from liftpy.core.metadata.controller_list import CONTROLLERS
-from liftpy.core.metadata.features import FIRST, NO_LEVEL
+from liftpy.core.metadata.features import NO_LEVEL
 from liftpy.core.metadata.idempotency import IdempotencyCache, Operation
 from liftpy.core.metadata.image import ClusterImage, ClusterRules, Counters, LeaderReport, NodeImage, StreamImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -46,8 +46,6 @@ from liftpy.errors import ConfigError, CorruptionError, IncompatibleVersionError
 
 _MAGIC = b"LFTI"
 SNAPSHOT_VERSION = 2
-_OF_LEVEL_1 = 1
-"""Snapshot format version that was never released. Its images have no feature level."""
 MAX_IMAGE_SIZE_BYTES = 1 << 30
 _CODEC_ZSTD = 1
 _LEVEL = 1
@@ -251,6 +249,11 @@ def encode_snapshot(image: ClusterImage, *, operations: bool = True) -> bytes:
     return head + _CRC.pack(crc32c.crc32c(body, crc32c.crc32c(head))) + body
 
 
+def damaged_snapshot(what: str) -> CorruptionError:
+    """Return the error for a metadata snapshot that is damaged. ``what``: the damage."""
+    return CorruptionError(f"The metadata snapshot is damaged: {what}. Follow docs/runbooks/controllers-lost.md.")
+
+
 def decode_snapshot(data: bytes) -> ClusterImage:
     """Decode the snapshot ``data`` and return its image.
 
@@ -258,16 +261,8 @@ def decode_snapshot(data: bytes) -> ClusterImage:
     fields.
     """
     if len(data) < _HEADER_BYTES or data[:4] != _MAGIC:
-        raise CorruptionError(
-            "The metadata snapshot is not a snapshot file: it is too short, or its magic bytes are wrong. "
-            "Follow docs/runbooks/controllers-lost.md."
-        )
+        raise damaged_snapshot("it is too short, or its magic bytes are wrong")
     _, version, codec, index, size_bytes = _HEAD.unpack_from(data)
-    if version == _OF_LEVEL_1:
-        raise UnknownFormatError(
-            f"The metadata snapshot has version {version}, but this version of liftpy reads {SNAPSHOT_VERSION}. Run "
-            f"`liftpy upgrade finalize` with the version that wrote it, up to feature level {FIRST}, and upgrade then."
-        )
     if version != SNAPSHOT_VERSION or codec != _CODEC_ZSTD:
         raise UnknownFormatError(
             f"The metadata snapshot has version {version}, codec {codec}, but this version reads {SNAPSHOT_VERSION}. Upgrade liftpy."
@@ -275,27 +270,18 @@ def decode_snapshot(data: bytes) -> ClusterImage:
     (crc,) = _CRC.unpack_from(data, _HEAD.size)
     body = data[_HEADER_BYTES:]
     if crc32c.crc32c(body, crc32c.crc32c(data[: _HEAD.size])) != crc:
-        raise CorruptionError(
-            "The metadata snapshot is damaged: its checksum does not match. Follow docs/runbooks/controllers-lost.md."
-        )
+        raise damaged_snapshot("its checksum does not match")
     if size_bytes > MAX_IMAGE_SIZE_BYTES:
-        raise CorruptionError(
-            f"The metadata snapshot is damaged: it claims {size_bytes} bytes, the maximum is {MAX_IMAGE_SIZE_BYTES}. Follow "
-            "docs/runbooks/controllers-lost.md."
-        )
+        raise damaged_snapshot(f"it claims {size_bytes} bytes, the maximum is {MAX_IMAGE_SIZE_BYTES}")
     try:
         # what is compressed says for itself how large it is, and that is what zstandard allocates
         if zstandard.frame_content_size(body) not in (size_bytes, -1):
-            raise CorruptionError(
-                "The metadata snapshot is damaged: its size differs from its header. Follow docs/runbooks/controllers-lost.md."
-            )
+            raise ValueError("its size differs from its header")
         image = image_from_bytes(zstandard.ZstdDecompressor().decompress(body, max_output_size=size_bytes))
     except IncompatibleVersionError:
         raise
     except (zstandard.ZstdError, DecodeError, ValueError, KeyError, LiftError) as error:
-        raise CorruptionError(
-            f"The metadata snapshot is damaged: it cannot be decoded: {error}. Follow docs/runbooks/controllers-lost.md."
-        ) from error
+        raise damaged_snapshot(f"it cannot be decoded: {error}") from error
     if image.index != index:
         raise InvariantError(
             f"The metadata snapshot is damaged: its header has index {index}, but its image has {image.index}. Follow "

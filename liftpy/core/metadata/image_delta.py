@@ -93,12 +93,7 @@ def diff(old: ClusterImage, new: ClusterImage) -> ImageDiff:
     created: list[StreamImage] = []
     deleted: list[StreamImage] = []
     changed: list[PartitionChange] = []
-    touched = new.trail.since(old.trail)
-    if has_same_default:
-        names = _changed_keys(old.streams, new.streams) if touched is None else sorted(touched)
-    else:
-        names = sorted({*old.streams, *new.streams})
-    for name in names:
+    for name in _changed_streams(old, new) if has_same_default else sorted({*old.streams, *new.streams}):
         before, after = old.streams.get(name), new.streams.get(name)
         if before is not None and after is not None and before.uid == after.uid:
             changed.extend(_partitions(before, after, old.default_quota, new.default_quota))
@@ -134,6 +129,11 @@ def _partitions(old: StreamImage, new: StreamImage, was: DefaultQuota, now: Defa
             yield PartitionChange(new, before, after)
 
 
+def _changed_streams(old: ClusterImage, new: ClusterImage) -> list[str]:
+    touched = new.trail.since(old.trail)
+    return _changed_keys(old.streams, new.streams) if touched is None else sorted(touched)
+
+
 def _changed_keys(
     old: Map[str, NodeImage] | Map[str, StreamImage], new: Map[str, NodeImage] | Map[str, StreamImage]
 ) -> list[str]:
@@ -158,29 +158,19 @@ def records_between(old: ClusterImage, new: ClusterImage) -> list[Record] | None
     """Return the records that turn ``old`` into ``new``, in replay order. None: records cannot express the difference."""
     if new.index < old.index:
         return None
+    nodes = () if old.nodes is new.nodes else tuple(_nodes(old.nodes, new.nodes))
+    changed = [NodeChanged(change.new) for change in nodes if change.new is not None]
+    removed = [NodeRemoved(change.old.node_id) for change in nodes if change.new is None and change.old is not None]
     try:
-        return [*_changed_nodes(old, new), *_streams(old, new), *_removed_nodes(old, new), *_group(old, new)]
+        return [*changed, *_streams(old, new), *removed, *_group(old, new)]
     except _NoRecordForChangeError:
         return None
-
-
-def _changed_nodes(old: ClusterImage, new: ClusterImage) -> Iterator[Record]:
-    if old.nodes is not new.nodes:
-        for name in sorted(new.nodes):
-            if old.nodes.get(name) != new.nodes[name]:
-                yield NodeChanged(new.nodes[name])
-
-
-def _removed_nodes(old: ClusterImage, new: ClusterImage) -> Iterator[Record]:
-    if old.nodes is not new.nodes:
-        yield from (NodeRemoved(name) for name in sorted(old.nodes) if name not in new.nodes)
 
 
 def _streams(old: ClusterImage, new: ClusterImage) -> Iterator[Record]:
     if old.streams is new.streams:
         return
-    touched = new.trail.since(old.trail)
-    for name in sorted({*old.streams, *new.streams} if touched is None else touched):
+    for name in _changed_streams(old, new):
         before, after = old.streams.get(name), new.streams.get(name)
         if before is after:
             continue

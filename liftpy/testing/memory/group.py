@@ -168,10 +168,10 @@ class MemoryGroup(SingleLogGroup):
             node_id for node_id, incarnation in beats.items() if self.beat(node_id, incarnation).error == pb.ControlResponse.OK
         ]
         for node_id in absent:
-            self.duties.record_no_responders(node_id)
+            self.duties.sessions.record_no_responders(node_id)
         self.apply_due()
-        for question in self.duties.take_leader_checks():
-            del question  # a leader in memory either answers or is known to be stopped, so no question is needed
+        # a leader in memory either answers or is known to be stopped, so no question is needed
+        self.duties.failure_reports.take_leader_checks()
         return granted
 
     def decide(self, request: pb.ControlRequest) -> pb.ControlResponse:

@@ -181,8 +181,9 @@ class SimGroup(SingleLogGroup):
         now_ns = self.clock.now_ns
         if self.available:
             self.apply_due()
-            for question in self.duties.take_leader_checks():
-                self.ask(question, partial(self.duties.record_testimony, question))
+            reports = self.duties.failure_reports
+            for question in reports.take_leader_checks():
+                self.ask(question, partial(reports.record_testimony, question))
             for node in self.duties.overdue(now_ns):
-                self.look_for(node, partial(self.duties.record_no_responders, node))
+                self.look_for(node, partial(self.duties.sessions.record_no_responders, node))
         self.clock.after(_TICK_NS, self._tick)

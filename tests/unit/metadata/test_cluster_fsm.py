@@ -202,7 +202,7 @@ def test_cluster_fsm_counters_include_only_exceptions_and_undecodable_entries(mo
     def broken(*_: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("liftpy.core.metadata.controller.state_machine.kind_of", broken)
+    monkeypatch.setattr("liftpy.core.metadata.controller.state_machine.changes_nothing", broken)
     answer = pb.ControlResponse.FromString(
         fsm.apply(pb.ControlRequest(operationId=b"o" * 16, barrier=pb.Barrier()).SerializeToString(), driver.index + 2)
     )

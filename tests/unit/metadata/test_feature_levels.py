@@ -31,7 +31,7 @@ from liftpy.core.metadata.image import ClusterImage, ClusterRules
 from liftpy.core.metadata.sessions import RegistrationOutcome, registration_result
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import GROUPS_STREAM
-from liftpy.errors import IncompatibleVersionError, UnknownFormatError
+from liftpy.errors import IncompatibleVersionError
 from tests.born import BOTH, TIMES, born_fsm, born_image
 from tests.born import NEXT as NEXT_FEATURE
 from tests.unit.metadata.small_images import a_stream, an_image
@@ -322,12 +322,6 @@ def test_apply_of_an_entry_before_the_first_feature_level_raises_incompatible_ve
     ):
         fsm.apply(register.SerializeToString(), 2)
     assert fsm.image.index == 1
-
-
-def test_metadata_snapshot_of_feature_level_1_raises_with_the_upgrade_to_do_first() -> None:
-    data = encode_snapshot(born_image())
-    with pytest.raises(UnknownFormatError, match="up to feature level 5"):
-        decode_snapshot(data[:4] + (1).to_bytes(2, "big") + data[6:])
 
 
 # ---- what is not understood -----------------------------------------------------------------------------------------------------

@@ -209,13 +209,14 @@ def test_metadata_leader_bounds_its_probes_in_flight(monkeypatch: pytest.MonkeyP
     made.lead()
     questions = [LeaderCheck(PartitionKey("s", "u", number), 1, "d0") for number in range(MAX_QUESTIONS + 2)]
     said: list[tuple[LeaderCheck, ProbeResult]] = []
-    monkeypatch.setattr(made.member._duties, "record_testimony", lambda *told: said.append(told))
-    monkeypatch.setattr(made.member._duties, "take_leader_checks", lambda: questions)
+    reports = made.member._duties.failure_reports
+    monkeypatch.setattr(reports, "record_testimony", lambda *told: said.append(told))
+    monkeypatch.setattr(reports, "take_leader_checks", lambda: questions)
     assert [d for d in made.tick() if isinstance(d, LeaderCheck)] == questions[:MAX_QUESTIONS]
     made.member.question_answered(questions[0], None)
     made.member.question_answered(questions[1], ProbeResult.SERVES)
     assert said == [(questions[1], ProbeResult.SERVES)], "silence is no testimony"
-    monkeypatch.setattr(made.member._duties, "take_leader_checks", lambda: questions[MAX_QUESTIONS:])
+    monkeypatch.setattr(reports, "take_leader_checks", lambda: questions[MAX_QUESTIONS:])
     assert [d for d in made.tick() if isinstance(d, LeaderCheck)] == questions[MAX_QUESTIONS:]
 
 

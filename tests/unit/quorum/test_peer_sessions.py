@@ -152,16 +152,12 @@ def test_raft_driver_disables_pickle_in_pysyncobj() -> None:
     import pysyncobj.serializer
     import pysyncobj.syncobj
 
-    for patched in (pysyncobj.syncobj, pysyncobj.serializer):
-        assert patched.pickle.loads(patched.pickle.dumps((b"command", 3, 2))) == (b"command", 3, 2)
-        for refuse in (lambda m=patched: m.pickle.dumps({"a": 1}), lambda m=patched: m.pickle.load(None)):
-            with pytest.raises((ProtocolError, ValueError)):
-                refuse()
-        assert type(patched.pickle.loads(pickle.dumps(("x" * 30, 1, 1)))[0]) is bytes
+    for module in (pysyncobj.syncobj, pysyncobj.serializer):
+        for name, argument in ("dumps", {"a": 1}), ("dumps", (b"command", 3, 2)), ("loads", pickle.dumps(1)), ("load", None):
+            with pytest.raises(ProtocolError):
+                getattr(module.pickle, name)(argument)
     with pytest.raises(ProtocolError):
         pysyncobj.journal.loads(pickle.dumps(1))
-    with pytest.raises(ConfigError, match="own journal"):
-        pysyncobj.syncobj.createJournal("a-file")
 
 
 def test_raft_driver_with_another_pysyncobj_version_raises_config_error(monkeypatch: pytest.MonkeyPatch) -> None:

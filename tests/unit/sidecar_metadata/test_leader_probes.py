@@ -33,18 +33,17 @@ class Bus:
         return SimpleNamespace(data=self.answer)
 
 
-def said_about(**fields: int) -> bytes:
-    """Return an answer that the leader serves, about the given partition and epoch."""
+def said_about(*, serves: bool = True, **fields: int) -> bytes:
+    """Return an answer whether the leader serves, about the given partition and epoch."""
     about = {"stream": "orders", "streamUid": "uid-1", "partition": 2, "leaderEpoch": 7, **fields}
     question = replication_pb2.LeaderQuestion(**about)  # type: ignore[arg-type]
-    return frames.seal(replication_pb2.LeaderTestimony(serves=True, question=question))
+    return frames.seal(replication_pb2.LeaderTestimony(serves=serves, question=question))
 
 
 @each(
     ("answer", "testimony"),
     [
-        (frames.encode(replication_pb2.LeaderTestimony(serves=True)), ProbeResult.SERVES),
-        (frames.encode(replication_pb2.LeaderTestimony()), ProbeResult.DOES_NOT),
+        (said_about(serves=False), ProbeResult.DOES_NOT),
         (said_about(partition=2), ProbeResult.SERVES), (said_about(partition=3), None), (said_about(leaderEpoch=6), None),
         (nats.errors.NoRespondersError(), ProbeResult.ABSENT),
         (TimeoutError(), None), (nats.errors.ConnectionClosedError(), None), (b"garbage", None),

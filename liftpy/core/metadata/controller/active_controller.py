@@ -5,7 +5,7 @@ replicas. The surrounding code (the shell) does all input and output:
 
 - It reports when this node becomes or stops being metadata leader, and passes each new image.
 - It calls ``answer`` for each request before the request is logged.
-- It proposes the requests that ``take_due`` returns, and sends the questions of ``take_leader_checks`` over NATS.
+- It proposes the requests that ``take_due`` returns, and sends the questions of ``failure_reports.take_leader_checks`` over NATS.
 
 The state of this module is lost when the metadata leader changes. State that must survive is in the log.
 """
@@ -22,9 +22,7 @@ from liftpy.core.metadata.controller.admission import SESSIONS, Rejection, Sessi
 from liftpy.core.metadata.controller.election_triggers import (
     ElectionTimers,
     FailureReports,
-    LeaderCheck,
     PreferredLeaders,
-    ProbeResult,
 )
 from liftpy.core.metadata.controller.feature_levels import ReportedLevels
 from liftpy.core.metadata.controller.reassignment import ReassignmentPlanner
@@ -77,10 +75,10 @@ class ActiveController:
         self._in_log: set[bytes] = set()
         """Ids of operations that are in the log but are not applied yet."""
         self._answered: Counter[str] = Counter()
-        self._sessions = NodeSessions(config, confirmed_within_s)
+        self.sessions = NodeSessions(config, confirmed_within_s)
         self._timers = ElectionTimers(config)
-        self._failure_reports = FailureReports()
-        self._preferred = PreferredLeaders(config.preferred_leader_interval_s)
+        self.failure_reports = FailureReports()
+        self.preferred = PreferredLeaders(config.preferred_leader_interval_s)
         self._waiting = UnplacedStreams()
         self._moving = ReassignmentPlanner(config)
         self.levels = ReportedLevels()
@@ -91,7 +89,7 @@ class ActiveController:
     @property
     def counters(self) -> dict[str, int]:
         """Number of questions to reported leaders, and of requests that were answered without a log entry, by kind."""
-        return {**self._failure_reports.counters, **self._answered, **self._moving.counters}
+        return {**self.failure_reports.counters, **self._answered, **self._moving.counters}
 
     def lead(self, image: ClusterImage, now_ns: int, term: int) -> None:
         """Start the duties of the metadata leader in the Raft term ``term``. ``image`` must contain all committed entries."""
@@ -99,31 +97,27 @@ class ActiveController:
         self._image = image
         self._in_log.clear()
         self.levels.clear()
-        self._failure_reports.lead(term)
-        self._preferred.lead(now_ns)
+        self.failure_reports.lead(term)
+        self.preferred.lead(now_ns)
         self._waiting.lead(image, now_ns)
         self._moving.lead(image, now_ns)
-        self._sessions.lead(image, now_ns)
+        self.sessions.lead(image, now_ns)
         self._timers.lead(image, now_ns)
 
     def resign(self) -> None:
         self._leading = False
-        self._failure_reports.resign()
-        self._preferred.resign()
+        self.failure_reports.resign()
+        self.preferred.resign()
         self._waiting.resign()
         self._moving.resign()
-        self._sessions.resign()
+        self.sessions.resign()
         self._timers.resign()
-
-    def set_preferred_leader_interval(self, every_s: float) -> None:
-        """Set how often the metadata leader moves leaderships back to preferred leaders. ``every_s``: seconds, 0: never."""
-        self._preferred.change(every_s)
 
     def image_changed(self, image: ClusterImage, now_ns: int) -> None:
         self._image = image
         self._in_log -= {done for done in self._in_log if image.operations.get(done) is not None}
         self.levels.image_changed(image)
-        self._sessions.image_changed(image, now_ns)
+        self.sessions.image_changed(image, now_ns)
         self._timers.image_changed(image, now_ns)
         self._waiting.image_changed(image, now_ns)
         self._moving.image_changed(image, now_ns)
@@ -150,7 +144,7 @@ class ActiveController:
         match request.WhichOneof("request"):
             case "heartbeat":
                 beat = request.heartbeat
-                lease = self._sessions.heartbeat(beat.nodeId, beat.incarnation, now_ns, confirmed_ns)
+                lease = self.sessions.heartbeat(beat.nodeId, beat.incarnation, now_ns, confirmed_ns)
                 self.levels.record_heartbeat(beat, image)
                 response = pb.ControlResponse(error=lease.error, detail=lease.detail, leaseMs=lease.lease_ms)
             case "reportPromotion" if not request.reportPromotion.finished:
@@ -176,7 +170,7 @@ class ActiveController:
         Return whether the report must wait until the metadata leader has asked the reported leader.
         """
         self._timers.note_report(report, now_ns)
-        return self._failure_reports.add(report, image, now_ns)
+        return self.failure_reports.add(report, image, now_ns)
 
     def split_batch(
         self, request: pb.ControlRequest, image: ClusterImage, now_ns: int, confirmed_ns: int
@@ -203,7 +197,7 @@ class ActiveController:
     def _rejection(self, request: pb.ControlRequest, image: ClusterImage, now_ns: int) -> Rejection | None:
         if image.operations.get(request.operationId) is not None or self.is_logged(request.operationId):
             return None  # it was decided before: a repeated request gets the same answer
-        rejection = first_rejection(SESSIONS, SessionFacts(request, image, self._sessions, now_ns))
+        rejection = first_rejection(SESSIONS, SessionFacts(request, image, self.sessions, now_ns))
         if rejection is not None and rejection.counter:
             self._answered[rejection.counter] += 1
         return rejection
@@ -250,22 +244,9 @@ class ActiveController:
     def overdue(self, now_ns: int) -> list[str]:
         """Return the nodes whose heartbeats are late.
 
-        The caller probes each node on NATS and calls ``record_no_responders`` for a node without responders.
+        The caller probes each node on NATS and calls ``sessions.record_no_responders`` for a node without responders.
         """
-        return self._sessions.overdue(now_ns) if self._leading else []
-
-    def record_no_responders(self, node_id: str) -> None:
-        self._sessions.record_no_responders(node_id)
-
-    def take_leader_checks(self) -> list[LeaderCheck]:
-        """Return the questions to send now, which ask nodes about a leader that was reported as silent.
-
-        Each question is returned once.
-        """
-        return self._failure_reports.take_leader_checks()
-
-    def record_testimony(self, question: LeaderCheck, testimony: ProbeResult) -> None:
-        self._failure_reports.record_testimony(question, testimony)
+        return self.sessions.overdue(now_ns) if self._leading else []
 
     def take_due(self, now_ns: int) -> list[pb.ControlRequest]:
         """Return the requests that the metadata leader proposes now. Changes of partitions are combined into batches.
@@ -273,20 +254,20 @@ class ActiveController:
         A planned transfer is a request of its own, because its leader is asked first (``leader_to_ask_first``).
         """
         preferred, waiting, moving = (
-            self._preferred.take_due(self._image, now_ns),
+            self.preferred.take_due(self._image, now_ns),
             self._waiting.take_due(now_ns),
             self._moving.take_due(now_ns),
         )
         transfers = [message for message in moving if isinstance(message, pb.ElectLeader)]
-        alone: Sequence[Message] = (*self._sessions.take_due(now_ns), *preferred, *waiting, *transfers)
+        alone: Sequence[Message] = (*self.sessions.take_due(now_ns), *preferred, *waiting, *transfers)
         copies = [message for message in moving if not isinstance(message, pb.ElectLeader)]
-        many: Sequence[Message] = (*self._timers.take_due(now_ns), *self._failure_reports.take_due(now_ns), *copies)
+        many: Sequence[Message] = (*self._timers.take_due(now_ns), *self.failure_reports.take_due(now_ns), *copies)
         requests = [control_request(message) for message in many]
         batches = [batch_of(requests[first : first + SENT_TOGETHER]) for first in range(0, len(requests), SENT_TOGETHER)]
         return [*(control_request(message) for message in alone), *batches]
 
     def next_deadline_ns(self) -> int | None:
         """Return the monotonic time at which ``take_due`` must be called at the latest. None: only an event can make a request due."""
-        machines = (self._sessions, self._timers, self._failure_reports, self._preferred, self._waiting, self._moving)
+        machines = (self.sessions, self._timers, self.failure_reports, self.preferred, self._waiting, self._moving)
         deadlines = [machine.next_deadline_ns() for machine in machines]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)

@@ -282,8 +282,8 @@ def _why_isr_changes(change: pb.ChangeIsr, before: ClusterImage) -> str:
         return f"{', '.join(change.lost)} lost acknowledged records"
     if change.evicted:
         return f"{change.evicted} is not a replica any more"
-    partition = _find_partition(before, change.stream, change.uid, change.partition)
-    left = sorted(set(partition.isr) - set(change.isr)) if partition is not None else []
+    found = before.find(change.stream, change.uid, change.partition)
+    left = sorted(set(found[1].isr) - set(change.isr)) if found is not None else []
     texts = {True: "is fenced", False: "fell behind the leader"}
     return ", ".join(f"{one} {texts[one not in before.nodes or before.nodes[one].fenced]}" for one in left)
 
@@ -353,7 +353,8 @@ def _record_events(
                 yield "node_removed", {"node": node_id}
             case PartitionStateChanged(stream_name, uid, partition):
                 key = (uid, partition.partition)
-                old = partitions[key] if key in partitions else _find_partition(before, stream_name, uid, partition.partition)
+                found = before.find(stream_name, uid, partition.partition)
+                old = partitions[key] if key in partitions else found[1] if found is not None else None
                 partitions[key] = partition
                 if old is not None:
                     where = {"stream": stream_name, "partition": partition.partition}
@@ -373,15 +374,6 @@ def _record_events(
             case ControllersChanged(changed):
                 yield "controllers_changed", {"was": " ".join(controllers.members), "now": " ".join(changed.members)}
                 controllers = changed
-
-
-def _find_partition(image: ClusterImage, stream: str, uid: str, partition: int) -> PartitionState | None:
-    stream_image = image.streams.get(stream)
-    return (
-        stream_image.partitions[partition]
-        if stream_image is not None and stream_image.uid == uid and partition < len(stream_image.partitions)
-        else None
-    )
 
 
 def _node(old: NodeImage | None, new: NodeImage, cause: str) -> Iterator[_Found]:

@@ -226,7 +226,8 @@ class QuorumMember:
         return Counter(self._duties.counters)
 
     def set_preferred_leader_interval(self, every_s: float) -> None:
-        self._duties.set_preferred_leader_interval(every_s)
+        """Set how often the metadata leader moves leaderships back to preferred leaders. ``every_s``: seconds, 0: never."""
+        self._duties.preferred.change(every_s)
 
     # ---- the leadership ------------------------------------------------------------------------------------------------
     def resign(self) -> None:
@@ -312,7 +313,7 @@ class QuorumMember:
                 decided.append(self._propose(pb.ControlRequest(barrier=pb.Barrier())))
         if online:
             decided += self._node_probes(now_ns)
-        for question in self._duties.take_leader_checks():
+        for question in self._duties.failure_reports.take_leader_checks():
             if online and len(self._asking) < MAX_QUESTIONS:
                 self._asking.add(question)
                 decided.append(question)
@@ -364,13 +365,13 @@ class QuorumMember:
         """Record the result of the instruction ``ProbeNode``. ``absent``: NATS reported no responders."""
         self._probing.discard(node_id)
         if absent:
-            self._duties.record_no_responders(node_id)
+            self._duties.sessions.record_no_responders(node_id)
 
     def question_answered(self, question: LeaderCheck, result: ProbeResult | None) -> None:
         """Record a node's answer to a question about a reported leader. ``result`` None: the answer is missing or invalid."""
         self._asking.discard(question)
         if result is not None:
-            self._duties.record_testimony(question, result)
+            self._duties.failure_reports.record_testimony(question, result)
 
     # ---- requests ------------------------------------------------------------------------------------------------------
     def request(self, request: pb.ControlRequest, timeout_ns: int, now_ns: int) -> pb.ControlResponse | ProposedEntry | None:

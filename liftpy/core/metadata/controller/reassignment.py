@@ -558,16 +558,11 @@ def _stop_copy_request(place: _Place) -> pb.BeginCopy:
     return pb.BeginCopy(stream=stream.name, uid=stream.uid, partition=partition.partition, epoch=partition.epoch)
 
 
-def _find(image: ClusterImage, name: str | None, key: _Key) -> PartitionState | None:
-    location = image.find(name, *key) if name is not None else None
-    return location[1] if location is not None else None
-
-
 def _epoch(image: ClusterImage, name: str | None, key: _Key) -> int:
-    partition = _find(image, name, key)
-    return partition.epoch if partition is not None else -1
+    location = image.find(name, *key) if name is not None else None
+    return location[1].epoch if location is not None else -1
 
 
 def _is_online(image: ClusterImage, name: str | None, key: _Key) -> bool:
-    partition = _find(image, name, key)
-    return partition is None or partition.status is PartitionStatus.ONLINE
+    location = image.find(name, *key) if name is not None else None
+    return location is None or location[1].status is PartitionStatus.ONLINE

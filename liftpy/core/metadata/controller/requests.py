@@ -149,16 +149,11 @@ def decide(image: ClusterImage, request: pb.ControlRequest, now_ns: int, rules: 
 
     ``now_ns``: image time in ns since 1970, which is stored but never used for a decision.
     """
-    return decide_on(RecordBuilder(image, now_ns, rules), request)
-
-
-def decide_on(draft: RecordBuilder, request: pb.ControlRequest) -> Decision:
-    """Decide ``request`` on the image of ``draft``, which collects the records. Return the records and the answer."""
-    return run_to_end(deciding_on(draft, request))
+    return run_to_end(deciding_on(RecordBuilder(image, now_ns, rules), request))
 
 
 def deciding_on(draft: RecordBuilder, request: pb.ControlRequest) -> Steps[Decision]:
-    """Decide ``request`` on the image of ``draft`` in steps, so that a long decision does not block the event loop."""
+    """Decide ``request`` on the image of ``draft``, which collects the records, in steps, so that the event loop is not blocked."""
     name = request.WhichOneof("request")
     try:
         decision = REQUESTS[name].decide(draft, getattr(request, name)) if name in REQUESTS else unknown(draft, None)

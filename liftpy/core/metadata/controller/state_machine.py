@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 
 from google.protobuf.message import DecodeError
 
-from liftpy.core.base.cooperative_apply import Steps
+from liftpy.core.base.cooperative_apply import Steps, run_to_end
 from liftpy.core.metadata.codec import decode_snapshot, encode_snapshot
 from liftpy.core.metadata.controller.record_builder import Decision, RecordBuilder, Rules, refuse, repeated_answer
 from liftpy.core.metadata.controller.request_batcher import answer_of, decide_batch
-from liftpy.core.metadata.controller.requests import changes_nothing, decide, decide_on, deciding_on, kind_of
+from liftpy.core.metadata.controller.requests import changes_nothing, deciding_on, kind_of
 from liftpy.core.metadata.features import FEATURES, NO_LEVEL, UNSUPPORTED, Feature, check_level, level_range_of
 from liftpy.core.metadata.idempotency import OPERATION_ID_SIZE_BYTES, Operation
 from liftpy.core.metadata.image import ClusterImage
@@ -164,12 +164,9 @@ class ClusterFsm:
         self._ahead = None
 
     def _apply(self, image: ClusterImage, request: pb.ControlRequest) -> Steps[_ApplyResult]:
-        if kind_of(request).read_only:
-            decision = decide(image, request, image.time_ns, self.rules)
+        if changes_nothing(request):
+            decision = yield from deciding_on(RecordBuilder(image, image.time_ns, self.rules), request)
             return _ApplyResult(image, (), _finish(decision.response, request.operationId, image.index))
-        if changes_nothing(request):  # a dry run
-            dry_run = yield from deciding_on(RecordBuilder(image, image.time_ns, self.rules), request)
-            return _ApplyResult(image, (), _finish(dry_run.response, request.operationId, image.index))
         operation = image.operations.get(request.operationId)
         if operation is not None:
             return _ApplyResult(image, (), repeated_answer(image, operation))
@@ -276,7 +273,7 @@ def answer_without_log(image: ClusterImage, request: pb.ControlRequest, now_ns: 
 
 def _try_decision(image: ClusterImage, request: pb.ControlRequest, now_ns: int, rules: Rules) -> pb.ControlResponse | None:
     try:
-        return decide_on(_TrialBuilder(image, now_ns, rules), request).response
+        return run_to_end(deciding_on(_TrialBuilder(image, now_ns, rules), request)).response
     except _WouldChangeError:
         return None
     except Exception:  # a bug: the log shows it to everybody, and counts it
