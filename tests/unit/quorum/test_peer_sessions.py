@@ -152,10 +152,10 @@ def test_raft_driver_disables_pickle_in_pysyncobj() -> None:
     import pysyncobj.serializer
     import pysyncobj.syncobj
 
-    for module in (pysyncobj.syncobj, pysyncobj.serializer):
+    for patched in (pysyncobj.syncobj, pysyncobj.serializer):
         for name, argument in ("dumps", {"a": 1}), ("dumps", (b"command", 3, 2)), ("loads", pickle.dumps(1)), ("load", None):
             with pytest.raises(ProtocolError):
-                getattr(module.pickle, name)(argument)
+                getattr(patched.pickle, name)(argument)
     with pytest.raises(ProtocolError):
         pysyncobj.journal.loads(pickle.dumps(1))
 
