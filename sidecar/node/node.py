@@ -481,8 +481,47 @@ class Node(RunningNode):
         previous: PreviousProcess,
         promises: Promises,
     ) -> None:
-        settings, times, bus = self.settings, self.settings.replication, links.replication
+        """Create the partitions, and the parts of the node that use them, and start these parts."""
+        settings, bus = self.settings, links.replication
         counts = NodeCounts(StreamLabels(settings.metrics_streams))
+        tools = self._node_tools(links, group, folder, previous, promises, counts)
+        self.partitions = Partitions(tools, counts, share=self.share)
+        notify, combined = self.subjects.notify(settings.node_id), self._workers.answer_combined_fetches(tools.fetch_combiner)
+        answer = combined if not self.share.number else lambda reply, body: None  # the first process answers for all processes
+        NotifyHandler(bus, notify, self._node_inboxes, self.partitions, answer, self.counters, self.share)
+        links.watch(self.partitions.data_path_changed)
+        links.watch_publishes(self.partitions.publishes_lost)
+        partitions, find, node_id = self.partitions, self.partitions.services_of, settings.node_id
+        self._services = ServiceHandler(bus, self.subjects, node_id, self._inboxes, find, self.counters, share=self.share)
+        own = folder.worker_directory(self.share.number)
+        self._scrub = Scrub(partitions, own, settings.scrub_bytes_per_s, self.counters)
+        self.status.reporter = Reporter(
+            tools,
+            group,
+            partitions,
+            self._scrub,
+            self._coordinators,
+            self._cluster_watch,
+            lambda: open_files_and_limit(self._budget, folder.maps),
+        )
+        self.status.on_level, self.status.answers.share = self._workers.change_level, self.share
+        self.status.listen(bus, self.subjects, (self._inboxes, self._node_inboxes))
+        self.status.begin_history()
+        self._housekeeping = Housekeeping(partitions, settings.replication.hw_checkpoint_interval_s, folder.path, self.repair)
+        self._housekeeping.start()
+        self._scrub.start()
+
+    def _node_tools(
+        self,
+        links: NodeConnections,
+        group: MetadataGroup,
+        folder: DataDirectory,
+        previous: PreviousProcess,
+        promises: Promises,
+        counts: NodeCounts,
+    ) -> NodeTools:
+        """Create what all partitions of this node share."""
+        settings, times, bus = self.settings, self.settings.replication, links.replication
         self._proposals = Proposals(group, settings.node_id, self.incarnation)
         self._probes, router = Probes(bus, self.subjects), AnswerRouter(bus)
         combiner = self._fetch_combiner = FetchCombiner(
@@ -499,7 +538,7 @@ class Node(RunningNode):
         reads = ReadTools(
             links.reads, self.subjects, self._inboxes, self._timers, self.counters, self._memory.reads, self.instruments, host
         )
-        tools = NodeTools(
+        return NodeTools(
             settings=settings,
             incarnation=self.incarnation,
             ack_ids=itertools.count(self.incarnation * _ACK_IDS_PER_INCARNATION),
@@ -536,31 +575,6 @@ class Node(RunningNode):
             recovered=self._recovered,
             promises=promises,
         )
-        self.partitions = Partitions(tools, counts, share=self.share)
-        notify, combined = self.subjects.notify(settings.node_id), self._workers.answer_combined_fetches(combiner)
-        answer = combined if not self.share.number else lambda reply, body: None  # the first process answers for all processes
-        NotifyHandler(bus, notify, self._node_inboxes, self.partitions, answer, self.counters, self.share)
-        links.watch(self.partitions.data_path_changed)
-        links.watch_publishes(self.partitions.publishes_lost)
-        partitions, find, node_id = self.partitions, self.partitions.services_of, settings.node_id
-        self._services = ServiceHandler(bus, self.subjects, node_id, self._inboxes, find, self.counters, share=self.share)
-        own = folder.worker_directory(self.share.number)
-        self._scrub = Scrub(partitions, own, settings.scrub_bytes_per_s, self.counters)
-        self.status.reporter = Reporter(
-            tools,
-            group,
-            partitions,
-            self._scrub,
-            self._coordinators,
-            self._cluster_watch,
-            lambda: open_files_and_limit(self._budget, folder.maps),
-        )
-        self.status.on_level, self.status.answers.share = self._workers.change_level, self.share
-        self.status.listen(bus, self.subjects, (self._inboxes, self._node_inboxes))
-        self.status.begin_history()
-        self._housekeeping = Housekeeping(partitions, times.hw_checkpoint_interval_s, folder.path, self.repair)
-        self._housekeeping.start()
-        self._scrub.start()
 
     def _deliver(self, stream: str, partition: int, uid: str, event: Any) -> None:
         if self.partitions is not None:
