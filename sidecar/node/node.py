@@ -366,6 +366,9 @@ class Node(RunningNode):
         await self._workers.wait_until_open()
         self.reloading.apply_again()
         self._opened = True
+        require_started(
+            self._scrub
+        ).start()  # not earlier: a pass over no partitions ends at once, and the next one an hour later
         self._recovered.close()
         partitions.delete_moved_logs(self._recovered.names)
 
@@ -547,7 +550,6 @@ class Node(RunningNode):
         self.status.begin_history()
         self._housekeeping = Housekeeping(partitions, times.hw_checkpoint_interval_s, folder.path, self.repair)
         self._housekeeping.start()
-        self._scrub.start()
 
     def _make_fetch_combiner(self, router: AnswerRouter) -> FetchCombiner:
         return FetchCombiner(

@@ -228,12 +228,19 @@ async def script_read_api_of_jetstream_connects_later(s: Stage) -> None:
 
 @script(nodes=1, controllers=1, starts=False)
 async def script_progress_of_the_scrub_is_invalid(s: Stage) -> None:
-    """Given a file with impossible progress of the scrub, when the node starts, it ignores the file and begins a new pass."""
+    """Given a file with impossible progress of the scrub, when the node starts, it ignores the file and checks all closed segments."""
     folder = s["n1"].disk.folder
     await s.start("n1")
-    await s.create("orders", segment_bytes=4096)
-    await s.publish("orders", 60, value=b"x" * 200)
+    for stream in ("bills", "orders"):
+        await s.create(stream, segment_bytes=4096)
+        await s.publish(stream, 60, value=b"x" * 200)
     await asyncio.sleep(2)
+
+    def closed_bytes() -> int:
+        logs = [sorted(path.glob("*.log")) for path in (folder / "streams").glob("*/0")]
+        s.expect([len(files) > 2 for files in logs], [True, True], "several closed segments of both streams")
+        return sum(file.stat().st_size for files in logs for file in files[:-1])
+
     progress = (await s.status("n1"))["scrub"]
     await s.stop("n1")
     names = ("partition", "base_offset", "position", "pass_began_s", "last_full_pass_s", "findings", "last_finding")
@@ -252,6 +259,9 @@ async def script_progress_of_the_scrub_is_invalid(s: Stage) -> None:
         found = (await s.status("n1"))["scrub"]
         s.expect((found["base_offset"], found["position"], found["findings"]), (-1, 0, 0), f"progress after {wrong}")
         s.expect(found["last_full_pass_s"] > stored["last_full_pass_s"], True, f"a new pass after {wrong}")
+        s.expect(
+            found["checked_bytes"] >= closed_bytes(), True, f"{found['checked_bytes']} of {closed_bytes()} bytes are checked"
+        )
         await s.stop("n1")
     (folder / "scrub").write_bytes(seal_small_file(b"LFSC", json.dumps({**stored, "findings": 3}).encode()))
     await s.start("n1")
