@@ -367,6 +367,8 @@ class Node(RunningNode):
         await self._workers.wait_until_open()
         self.reloading.apply_again()
         self._opened = True
+        # not earlier: a pass over no partitions ends at once, and the next one begins an hour later
+        require_started(self._scrub).start()
         self._recovered.close()
         partitions.delete_moved_logs(self._recovered.names)
 
@@ -509,7 +511,6 @@ class Node(RunningNode):
         self.status.begin_history()
         self._housekeeping = Housekeeping(partitions, settings.replication.hw_checkpoint_interval_s, folder.path, self.repair)
         self._housekeeping.start()
-        self._scrub.start()
 
     def _node_tools(
         self,

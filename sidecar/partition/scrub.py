@@ -84,6 +84,7 @@ class Scrub:
         self._pass_every_s = pass_every_s
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="liftpy-scrub")
         self._task: asyncio.Task[None] | None = None
+        self._has_started = False
         self._stored_at = 0.0
         self.checked_bytes = 0
         """Number of bytes of batches that this process has checked."""
@@ -92,14 +93,16 @@ class Scrub:
         self.progress = _load(self._path)
 
     def start(self) -> None:
-        """Start the background task, unless the rate is 0."""
+        """Start the background task, unless the rate is 0. Call it when the partitions are open: a pass reads those that are there."""
+        self._has_started = True
         if self._bytes_per_s and self._task is None:
             self._task = spawn(self._run(), "scrub", endless=True)
 
     def change_rate(self, bytes_per_s: int) -> None:
         """Set the rate for the next pieces, in bytes per second. 0: pause the scrub."""
         self._bytes_per_s = bytes_per_s
-        self.start()
+        if self._has_started:
+            self.start()
 
     async def close(self) -> None:
         if self._task is not None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
+from tests.simulation.world.machine.nats_server import Rights
 from tests.simulation.world.scripts.stage import Stage, script
 
 _LINKS = ("replication", "reads", "ingest")
@@ -119,6 +121,23 @@ async def script_operator_changes_the_password_of_a_node(s: Stage) -> None:
     s.expect_log(
         "n2", "ERROR node.settings_rejected: settings not reloaded error=The NATS server at * rejected the credentials.*"
     )
+    rights = s.world.nats.users["node", "secret"]
+    s.world.nats.users["node", "too few rights"] = Rights(rights.publish, ("_INBOX.>", "liftpy.inbox.>"))
+    s.world.nats.on_denial = lambda client, text: None
+    s.forget_log()
+    s.change_settings("n2", credentials__password="too few rights")
+    await asyncio.sleep(3)
+    s.expect_log(
+        "n2",
+        "ERROR node.settings_rejected: * error=NATS does not let this user subscribe to liftpy.notify.n2. Give it the permissions *",
+        about="settings",
+    )
+    s.world.nats.refuse("liftpy-n2-credentials")
+    s.forget_log()
+    s.change_settings("n2", credentials__password="secret")
+    await asyncio.sleep(5)
+    s.expect_log("n2", "ERROR node.settings_rejected: * error=*The node keeps its current credentials.*")
+    s.world.nats.refuse("")
     s.forget_log()
     node.file.error = "scrub_bytes_per_s = 'x' is no number"
     node.reload()
@@ -269,3 +288,82 @@ async def script_leader_hears_no_controller_for_a_moment(s: Stage) -> None:
     await s.becomes(lambda: s.count_log("n2", "role=LEADER phase=LEADER_READY") == 1, within_s=1, what="the leader has a lease")
     s.expect(await publishing, [2], "offset")
     s.expect((s.leader("orders"), await s.isr("orders")), ("n2", s.names), "leader and ISR")
+
+
+@script()
+async def script_status_counts_what_the_connections_carry(s: Stage) -> None:
+    """Given a cluster with some work, the status of each node counts the messages and bytes that the NATS server has counted."""
+    await s.create("orders", leader="n2")
+    await s.publish("orders", 20)
+    await s.read("orders")
+    await asyncio.sleep(3)
+    for node in s.names:
+        began = len(s.messages)
+        status = await s.status(node)
+        sent = s.messages[: len(s.messages)]
+        totals = dict.fromkeys(("in_msgs", "out_msgs", "in_bytes", "out_bytes"), 0)
+        for link in _LINKS:
+            found, name = status["connections"][link], f"liftpy-{node}-{link}"
+            (client,) = (one for one in s.world.nats.servers[0].clients.values() if one.name == name)
+            own = [message for sender, message, _ in sent[:began] if sender == name]
+            s.expect(0 <= client.delivered - found["in_msgs"] <= 3, True, f"messages to {name}, status {found}")
+            s.expect(0 <= found["out_msgs"] - len(own) <= 3, True, f"messages of {name}, {len(own)}, status {found}")
+            size_bytes = sum(len(message.content) for message in own)
+            s.expect(0 <= found["out_bytes"] - size_bytes <= 2_000, True, f"bytes of {name}, {size_bytes}, status {found}")
+            s.expect((found["connected"], found["reconnects"], found["errors"], found["send_buffer_bytes"]), (True, 0, {}, 0))
+            for field in totals:
+                totals[field] += found[field]
+        shown = {field: status["nats"][field] for field in totals}
+        s.expect(shown, totals, f"sums of all connections of {node}")
+        sums = [await s.metric(node, "nats_messages_total", way) for way in ('"in"', '"out"')]
+        s.expect(all(0 <= one - status["nats"][f"{way}_msgs"] < 20 for one, way in zip(sums, ("in", "out"), strict=True)), True)
+        journal = s[node].disk.folder / "raft" / "journal"
+        held = (await s.status(node))["metadata_held"]
+        s.expect(held["journal_file_bytes"], journal.stat().st_size, f"bytes of the journal of {node}")
+        s.expect(0 < held["journal_bytes"] < held["journal_file_bytes"], True, f"bytes of entries {held}")
+        s.expect(await s.metric(node, "metadata_journal_bytes"), held["journal_file_bytes"], "metric of the journal")
+        s.expect((held["inbox_bytes"], held["compactions"]), (0, 1), f"held by the controller {held}")
+        disk = s[node].disk.folder / "streams"
+        row = await s.row(node, "orders")
+        leads = node == "n2"
+        nothing = (
+            "waiting_acks", "waiting_readers", "waiting_readers_bytes", "overloaded", "rejected", "duplicates", "replayed_bytes",
+            "message_ids_forgotten", "producers", "producers_forgotten", "subjects", "subjects_bytes", "state_bytes",
+            "states_written", "states_failed", "held_bytes", "uncommitted_bytes", "fragment_reassembly_bytes",
+            "poison_envelopes", "refused_replies", "protocol_frames", "log_start_offset",
+        )  # fmt: skip
+        wanted: dict[str, Any] = dict.fromkeys(nothing, 0) | {
+            "role": "LEADER" if leads else "FOLLOWER", "leader": "n2", "target": [], "joining": "", "paused": "",
+            "copy_lag": None, "newest_offset": 19, "flushed_offset": 19, "high_watermark": 19, "lease": True,
+            "has_slow_disk": False, "records_in": 20 * leads, "batches_in": 20 * leads, "message_ids_state": "whole",
+            "dropped": {}, "storage_failed": False, "services": [], "gone_services": [],
+        }  # fmt: skip
+        s.expect({name: row[name] for name in wanted}, wanted, f"row of the partition on {node}")
+        followers = {name: (one["position"], one["lag"], one["in_isr"]) for name, one in row["followers"].items()}
+        s.expect(followers, dict.fromkeys(s.others("n2"), (19, 0, True)) if leads else {}, f"followers that {node} knows")
+        s.expect((row["flushes"], row["message_ids"]), (20 if leads else row["flushes"], 20), "flushes and message ids")
+        s.expect(row["log_bytes"], sum(path.stat().st_size for path in disk.glob("orders-*/0/*.log")), "bytes of the log")
+
+
+@script()
+async def script_nats_server_sends_what_a_node_has_not_subscribed_to(s: Stage) -> None:
+    """Given a NATS server with a fault, a node drops messages of foreign subjects and counts them. Nonsense ends the connection."""
+    await s.create("orders", leader="n2")
+    await s.publish("orders", 2)
+    await asyncio.sleep(1)
+    (client,) = (one for one in s.world.nats.servers[0].clients.values() if one.name == "liftpy-n2-ingest")
+    (sid,) = (sid for sid, one in client.subscriptions.items() if one.pattern == "orders.x")
+    s.forget_log()
+    for line in (f"MSG orders.y {sid} 7", f"MSG liftpy.notify.n2 {sid} 7", f"MSG orders.x.y {sid} _INBOX.a.b 7"):
+        client.send(f"{line}\r\nforeign\r\n".encode())
+    client.send(b"MSG orders.x 9999 7\r\nunknown\r\n")
+    await s.publish("orders", 2, first=2)
+    errors = (await s.status("n2"))["connections"]["ingest"]["errors"]
+    s.expect(errors, {"foreign_subject": 3}, "errors of the connection")
+    s.expect(await s.read("orders"), [b"record-%d" % number for number in range(4)], "records")
+    s.expect(s.log("n2"), [], "log lines")
+    client.send(b"NONSENSE 1 2 3\r\nMSG orders.x\r\n")
+    await s.becomes(lambda: s.count_log("n2", "nats.reconnected: *connection=ingest") == 1, within_s=5, what="n2 reconnects")
+    s.expect(s.count_log("n2", "WARNING nats.disconnected: NATS connection lost connection=ingest reason=*"), 1, "log lines")
+    await s.publish("orders", 2, first=4)
+    s.expect(len(await s.read("orders")), 6, "number of records")

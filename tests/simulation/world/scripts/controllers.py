@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import Callable
 from functools import partial
 
 from liftpy.client.placement_plans import PlacementOptions
@@ -11,11 +12,15 @@ from liftpy.core.metadata.features import SUPPORTED_LEVELS, LevelRange
 from liftpy.core.metadata.feed import FeedSubscription
 from liftpy.errors import ConfigError, CorruptionError, IncompatibleVersionError, NoMajorityError, OutcomeUnknownError
 from sidecar.metadata import feed
-from sidecar.quorum.rescue import lock_directories, read_survivor, rescue
+from sidecar.quorum.codec import unseal
+from sidecar.quorum.rescue import lock_directories, newest, read_survivor, rescue
 from sidecar.runtime.settings import with_values
 from tests.simulation.world.machine.nats_server import Message
 from tests.simulation.world.machine.scheduler import NS_PER_S
 from tests.simulation.world.scripts.stage import Stage, script
+
+_DATA = 2
+"""First byte of a frame between controllers that is no hello."""
 
 
 @script()
@@ -222,21 +227,72 @@ async def script_only_controller_loses_its_snapshot(s: Stage) -> None:
 async def script_operator_rescues_the_metadata_from_one_controller(s: Stage) -> None:
     """Given the loss of two controllers and their disks, when an operator rescues the metadata, the third one has all records.
 
-    This is the runbook ``controllers-lost``. The other nodes start with new disks.
+    This is the runbook ``controllers-lost``. The other nodes start with new disks, one of them with the files of a controller.
     """
     await s.create("orders", leader="n1")
     await s.publish("orders", 3)
     for node in s.names:
         await s.stop(node)
+    with lock_directories([s[node].disk.folder for node in s.names]) as directories:
+        survivors = [read_survivor(directory) for directory in directories]
+    best = newest(survivors)
+    s.expect(sorted(one.node_id for one in survivors), s.names, "nodes of the logs")
+    s.expect((best.term, best.index), max((one.term, one.index) for one in survivors), "term and index of the newest log")
+    s.expect([best.parts_from(one) for one in survivors], [0, 0, 0], "first index at which the logs differ")
+    s.expect(list(best.image.streams), ["orders"], "streams of the newest log")
     for node in ("n2", "n3"):
         shutil.rmtree(s[node].disk.folder)
-    folder = s["n1"].disk.folder
+    folder, output = s["n1"].disk.folder, s.world.folder / "output"
     with lock_directories([folder]) as directories:
-        rescue(read_survivor(directories[0]), directories, ("n1",), None, NS_PER_S)
+        survivor = read_survivor(directories[0])
+        for voters, text in (
+            ((), "Name the new controllers, each once (--new-controllers)."),
+            (("n1", "n1"), "Name the new controllers, each once (--new-controllers)."),
+            (
+                tuple(f"c{number}" for number in range(10)),
+                "10 new controllers are too many, the maximum is * (--new-controllers).",
+            ),
+            (("n1", "n2"), "The data directories of n2 are not on this machine. Set --output, then copy the files from there"),
+        ):
+            s.expect_in(text, _config_error(lambda: rescue(survivor, directories, voters, None, NS_PER_S)), "error")  # noqa: B023
+        s.expect((folder / "raft-before-rescue").exists(), False, "a rejected rescue changes the directory")
+        written = rescue(survivor, directories, ("n2", "n1"), output, NS_PER_S)
+        s.expect(written, {"n1": folder / "raft", "n2": output / "n2" / "raft"}, "new directories")
+        again = _config_error(lambda: rescue(survivor, directories, ("n1",), None, NS_PER_S))
+        s.expect_in("raft-before-rescue exists from an earlier rescue. Inspect it and move it away.", again, "error")
+    for path in written.values():
+        s.expect(sorted(file.name for file in path.iterdir()), ["journal", "member", "rescued", "snapshot"], "files")
+    empty = s.world.folder / "empty"
+    empty.mkdir()
+    with_lock = _config_error(lambda: lock_directories([empty]).__enter__())
+    s.expect_in("/empty is not the data directory of a node. Check --data.", with_lock, "error")
+    shutil.copytree(written["n2"], s["n2"].disk.folder / "raft")
     for node in s.names:
-        s[node].file.settings = with_values(s[node].file.settings, {"controllers": ("n1",)})
-    await s.start("n1")
+        s[node].file.settings = with_values(s[node].file.settings, {"controllers": ("n1", "n2")})
+    s.forget_log()
+    await s.start("n1", "n2")
     s.expect(await s.read("orders"), [b"record-0", b"record-1", b"record-2"], "records")
+    s.expect((await s.status("n2"))["controllers"]["voters"], ["n1", "n2"], "controllers")
+    lost = [event for event in await s.events() if event["kind"] == "data_loss"]
+    text = f"rescued from n1's log: what was decided behind entry {survivor.index} of term {survivor.term} is lost"
+    s.expect([event["detail"] for event in lost], [text], "events")
+    s.expect(s.count_log("n1", f"WARNING *: metadata group recovered by force action={text}"), 1, "log lines")
+    image = (await s.client.admin.describe_cluster()).image
+    s.expect(image.index > survivor.index + 1_000_000, True, f"index after the rescue {image.index}")
+    counters, before = image.counters, survivor.image.counters
+    for name in ("next_incarnation", "next_stream_uid", "next_leader_epoch", "next_epoch"):
+        s.expect(getattr(counters, name) > getattr(before, name) + 1_000_000, True, f"{name} after the rescue")
+    await s.start("n3")
+    await s.create("more")
+
+
+def _config_error(work: Callable[[], object]) -> str:
+    """Return the text of the ConfigError that ``work`` raises, '' if it raises none."""
+    try:
+        work()
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 async def _move(s: Stage, name: str, node: str) -> None:
@@ -529,23 +585,33 @@ async def script_message_between_controllers_is_lost(s: Stage) -> None:
 
     s.expect([await sessions(node) for node in s.names], [{"sessions_started": 2}] * 3, "sessions")
     lost: list[Message] = []
+    gap, began_anew = "sessions ended: gap", "sessions ended: peer began anew"
+    at_leader, at_other = {"sessions_started": 2}, {"sessions_started": 2}
+    for number, (to, sender) in enumerate(((leader, other), (other, leader))):
+        lost.clear()
 
-    def loses(client: str, message: Message) -> bool:
-        if lost or message.subject != f"liftpy.raft.{leader}.{other}":
-            return False
-        lost.append(message)
-        return True
+        def loses(client: str, message: Message) -> bool:
+            if lost or message.subject != f"liftpy.raft.{to}.{sender}":  # noqa: B023
+                return False
+            if unseal(to, sender, message.content)[0] != _DATA:  # noqa: B023
+                return False
+            lost.append(message)
+            return True
 
-    s.world.nats.loses = loses
-    began_s = s.now_s
-    for number in range(3):
-        await s.create(f"more{number}")
-    s.expect(s.now_s - began_s < 1, True, "requests are decided at once")
-    await asyncio.sleep(1)
-    s.expect(len(lost), 1, "lost messages")
-    s.expect(await sessions(leader), {"sessions_started": 3, "sessions ended: gap": 1}, "sessions of the leader")
-    s.expect(await sessions(other), {"sessions_started": 3, "sessions ended: peer began anew": 1}, "sessions of the other side")
-    s.expect(len({(await s.status(node))["metadata_index"] for node in s.names}), 1, "number of different metadata")
+        s.world.nats.loses = loses
+        began_s = s.now_s
+        for stream in range(3):
+            await s.create(f"more{number}{stream}")
+        s.expect(s.now_s - began_s < 1, True, "requests are decided at once")
+        await asyncio.sleep(1)
+        s.expect(len(lost), 1, "lost messages")
+        at_leader["sessions_started"] += 1
+        at_other["sessions_started"] += 1
+        (at_leader if number == 0 else at_other)[gap] = 1
+        (at_other if number == 0 else at_leader)[began_anew] = 1
+        s.expect(await sessions(leader), at_leader, "sessions of the leader")
+        s.expect(await sessions(other), at_other, "sessions of the other side")
+        s.expect(len({(await s.status(node))["metadata_index"] for node in s.names}), 1, "number of different metadata")
 
 
 @script(max_payload_bytes=3_000)

@@ -276,6 +276,11 @@ async def script_log_that_lost_its_last_batch_after_a_clean_stop_leaves_the_isr(
     s.forget_log()
     await s.start("n1")
     s.expect_log("n1", "", about="log.")
+    s.expect(s.count_log("n1", "node.registered_with_warning"), 0, "warnings at the next start")
+    marks = [
+        path.name for path in (s["n1"].disk.folder / name for name in ("unreported-damage", "lazy-flush")) if path.exists()
+    ]
+    s.expect(marks, [], "marks of damage that the cluster knows")
 
 
 @script()
@@ -361,3 +366,68 @@ async def script_candidate_with_a_slow_disk_reads_its_log(s: Stage) -> None:
     s.expect(s.count_log("n2", "role=CANDIDATE") + s.count_log("n3", "role=CANDIDATE"), 0, "other candidates")
     s.expect((await s.row("n1", "orders"))["message_ids"], 32, "message ids")
     s.expect((await s.client.publish("orders", b"again", msg_id="id-3")).offset, 3, "offset of a repeated message")
+
+
+@script(hw_checkpoint_interval_s=1.0)
+async def script_disk_fails_for_small_files(s: Stage) -> None:
+    """Given a disk that fails for one kind of small file, the node says what it could not write, continues, and writes it later."""
+    await s.create("orders", leader="n2", segment_bytes=4096)
+    await s.publish("orders", 40, value=_VALUE)
+    node = s["n1"]
+    s.forget_log()
+    node.disk.fails_for = "/high-watermark"
+    await s.publish("orders", 1)
+    text = (
+        "WARNING *: HW checkpoint failed partition=orders/0 error=Cannot write *: Input/output error*: retrying at the next *"
+    )
+    await s.becomes(lambda: s.count_log("n1", text) >= 1, within_s=5, what="n1 reports the checkpoint")
+    node.disk.heal()
+    await s.publish("orders", 1)
+    await asyncio.sleep(3)
+    s.expect(s.count_log("n1", text), 1, "log lines about checkpoints")
+    checkpoint = decode_checkpoint(next((node.disk.folder / "streams").glob("orders-*/0/high-watermark")).read_bytes())
+    s.expect(checkpoint is not None and checkpoint.high_watermark, 41, "stored high watermark")
+
+    s.forget_log()
+    node.disk.fails_for = "/jobs-"
+    await s.create("jobs", leader="n2")
+    text = "ERROR *: log not opened partition=jobs/0 code=STORAGE error=*"
+    await s.becomes(lambda: s.count_log("n1", text) == 1, within_s=5, what="n1 reports the log that it cannot open")
+    reason = (await s.status("n1"))["failed_partitions"]
+    s.expect(list(reason), ["jobs/0"], "partitions that n1 cannot open")
+    s.expect_in("Input/output error", str(reason), "reason")
+    await s.publish("jobs", 2)
+    node.disk.heal()
+    await s.shows(lambda: s.isr("jobs"), s.names, within_s=8, what="ISR after the next attempt")
+    s.expect((await s.status("n1"))["failed_partitions"], {}, "partitions that n1 cannot open")
+    s.expect(s.count_log("n1", text), 1, "log lines about the log")
+    s.expect(node.exits, [], "ends of the process")
+
+
+@script(slow_flush_time_s=2.0, slow_flush_isr_backoff_s=5.0)
+async def script_disk_of_one_node_is_much_slower_than_the_others(s: Stage) -> None:
+    """Given a follower with slow flushes, commits no longer wait for it. Given a leader with them, another node leads."""
+    await s.create("orders", leader="n2")
+    for name in ("n1", "n3"):
+        s.expect(await s.metric(name, "replicas_with_slow_disks"), 0, "slow disks")
+
+    async def publish_slowly(slow: str, until: str) -> None:
+        for number in range(40):
+            s[slow].disk.log_delay_ns = NS_PER_S * 6 // 10
+            await s.publish("orders", 1, first=number, timeout_s=9)
+            if any(until in line for node in s.names for line in s.log(node)):
+                return
+
+    s.forget_log()
+    await publish_slowly("n3", "slow replica removed")
+    s.expect(
+        s.count_log("n2", "WARNING *: slow replica removed from the ISR partition=orders/0 replica=n3 flush_seconds=0.*"), 1
+    )
+    await s.shows(lambda: s.isr("orders"), ["n1", "n2"], within_s=2)
+    s.expect(await s.metric("n2", "incidents_total", "slow_replica_evicted"), 1, "removed replicas")
+    s.expect(await s.metric("n2", "replicas_with_slow_disks"), 1, "slow disks")
+    began_s = s.now_s
+    await s.publish("orders", 5)
+    s.expect(s.now_s - began_s < 0.2, True, "commits without the slow replica")
+    await s.shows(lambda: s.isr("orders"), s.names, within_s=30)
+    s.expect(await s.metric("n2", "replicas_with_slow_disks"), 0, "slow disks after a time without slow flushes")

@@ -98,11 +98,20 @@ async def script_message_ids_survive_a_restart(s: Stage) -> None:
 
 @script(session_s=3.0, lease_s=1.0)
 async def script_set_session_times_differ_from_the_cluster(s: Stage) -> None:
-    """Given settings with session times, when the cluster gets other times, each node logs a warning."""
+    """Given settings with session times, when the cluster gets other times, each node logs a warning, and uses those of the cluster."""
     s.forget_log()
-    await s.client.admin.set_session_times(session_s=2.5, lease_s=0.8)
+    await s.client.admin.set_session_times(session_s=6.0, lease_s=0.8)
     await s.becomes(lambda: all(s.count_log(name, "node.session_times_differ") for name in s.names), what="warnings")
-    s.expect_in("settings=session 3 s, lease 1 s cluster=session 2.5 s, lease 0.8 s", s.log("n1")[-1])
+    for name in s.names:
+        text = "WARNING node.session_times_differ: * settings=session 3 s, lease 1 s cluster=session 6 s, lease 0.8 s: using *"
+        s.expect(s.count_log(name, text), 1, f"warnings of {name}")
+    s["n1"].kill()
+    s["n3"].kill()
+    for passed_s, is_heard in ((4.5, True), (2.5, False)):
+        await asyncio.sleep(passed_s)
+        said = (await s.client.admin.node_health("n2"))["checks"]["metadata"]
+        s.expect(said == "", is_heard, f"check of the metadata group: {said!r}")
+    await s.start("n1", "n3")
 
 
 @script(controllers=1)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+from functools import partial
 
+from liftpy.errors import CorruptionError, LiftError, StorageError
 from sidecar.disk.data_folder import LOG_ENDS_NAME
 from sidecar.disk.files import decode_checked_json
 from sidecar.workers import workers
@@ -21,6 +23,10 @@ async def script_partitions_of_a_node_with_two_processes(s: Stage) -> None:
             {"live": True, "ready": True, "synced": True},
             f"health of {node}",
         )
+    limits = ("queued_bytes_limit", "dedup_state_limit_bytes")
+    for node in s.names:
+        found = [await s.metric(node, name) for name in limits]
+        s.expect(found, [256 << 20, 512 << 20], f"limits of {node}: both processes have them together")
     await s.create("orders", partitions=6)
     for partition in range(6):
         await s.publish("orders", 5, partition=partition)
@@ -157,3 +163,29 @@ async def script_process_of_a_node_is_busy(s: Stage) -> None:
     for partition in range(4):
         await s.shows(lambda: s.isr("orders", partition), s.names)  # noqa: B023
         await s.publish("orders", 5, first=5, partition=partition)
+
+
+@script(workers=2, stops=False)
+async def script_process_of_a_node_meets_a_fatal_error(s: Stage) -> None:
+    """Given a node with two processes, when one reports a fatal error, the exit code of the node says whether a restart may help."""
+    await s.create("orders", partitions=4)
+    node = s["n2"]
+    for error, code in (
+        (CorruptionError("The journal is damaged."), 78),
+        (StorageError("Cannot write the journal."), 75),
+        (LiftError("The event loop has failed."), 1),
+    ):
+        if not node.is_up:
+            await s.start("n2")
+        s.forget_log()
+        ended = len(node.exits)
+        node.wants_restart = False
+        worker = node.process.children[0]  # type: ignore[union-attr]
+        s.world.scheduler.run_as(worker, partial(node.programs[1].fatal, error))
+        await s.becomes(lambda: len(node.exits) > ended, within_s=5, what=f"n2 ends after {error!r}")  # noqa: B023
+        s.expect(node.exits[-1], code, f"exit code after {error!r}")
+        text = f"CRITICAL node.failed: node failed node=n2 error=worker 1: {error}: stopping"
+        s.expect(s.count_log("n2", text), 1, f"log lines about {error!r}")
+    await s.start("n2")
+    for partition in range(4):
+        await s.shows(lambda: s.isr("orders", partition), s.names)  # noqa: B023

@@ -1,0 +1,397 @@
+"""Scripts about clients of JetStream that read streams."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+from tests.simulation.world.machine.scheduler import NS_PER_S
+from tests.simulation.world.scripts.stage import Stage, script
+
+
+@script()
+async def script_jetstream_readers_are_counted(s: Stage) -> None:
+    """Given the read API of JetStream, when a client asks for records, it gets them, and the node counts the requests."""
+    await s.create("orders", leader="n2")
+    await s.publish("orders", 5)
+    connection = s.client.transport.connection
+    before = await s.total_counter("jetstream_requests")
+    for number in range(5):
+        answer = await connection.request("$JS.hub.API.DIRECT.GET.orders", b'{"seq":%d}' % (number + 1), timeout=3)
+        s.expect((answer.data, (answer.headers or {})["Nats-Sequence"]), (b"record-%d" % number, str(number + 1)), "record")
+    answer = await connection.request("$JS.hub.API.DIRECT.GET.orders", b'{"seq":6}', timeout=3)
+    s.expect((answer.headers or {})["Status"], "404", "status of a record that is not there")
+    answer = await connection.request("$JS.hub.API.STREAM.MSG.GET.orders", b"{", timeout=3)
+    s.expect(json.loads(answer.data)["error"]["code"], 400, "code of the error for a request that is not JSON")
+    answer = await connection.request("$JS.hub.API.STREAM.INFO.orders", b"", timeout=3)
+    state = json.loads(answer.data)["state"]
+    s.expect((state["messages"], state["first_seq"], state["last_seq"]), (5, 1, 5), "state of the stream")
+    s.expect(await s.total_counter("jetstream_requests") - before, 8, "requests that the nodes have counted")
+    # More requests at once than a node answers: each gets an answer, some of them a rejection, which is counted.
+    many = [connection.request("$JS.hub.API.DIRECT.GET.orders", b'{"seq":1}', timeout=5) for _ in range(400)]
+    answers = await asyncio.gather(*many)
+    rejected = sum(answer.data != b"record-0" for answer in answers)
+    s.expect(await s.total("incidents_total", "jetstream_rejected"), rejected, "rejected requests")
+    s.expect(rejected > 0, True, "some requests are rejected")
+
+
+@script()
+async def script_jetstream_client_asks_for_streams_and_records(s: Stage) -> None:
+    """Given the read API of JetStream, when a client asks as nats.js and nats.go do, it gets the answers of nats-server."""
+    await s.create("orders", leader="n2", partitions=2)
+    await s.create("letters", subject="letters.*", leader="n3")
+    connection = s.client.transport.connection
+    moments = []
+    for number in range(6):
+        await connection.request(f"letters.{number % 3}", b"record-%d" % number, timeout=3)
+        await asyncio.sleep(0.5)
+        moments.append(f"{datetime.fromtimestamp(s.world.driver.wall_ns() / NS_PER_S, UTC):%Y-%m-%dT%H:%M:%S.%f}Z")
+
+    async def ask(request: str, **fields: object) -> dict[str, Any]:
+        answer = await connection.request(f"$JS.hub.API.{request}", json.dumps(fields).encode() if fields else b"", timeout=3)
+        return dict(json.loads(answer.data))
+
+    async def record(**fields: object) -> tuple[int, bytes] | int:
+        found = await ask("STREAM.MSG.GET.letters", **fields)
+        if "error" in found:
+            return int(found["error"]["code"])
+        return found["message"]["seq"], base64.b64decode(found["message"]["data"])
+
+    async def records(name: str = "letters", **fields: object) -> list[tuple[Any, ...]]:
+        """Return (sequence, value) of each record, and (status, number of records that follow, last sequence)."""
+        inbox = connection.new_inbox()
+        found: list[tuple[Any, ...]] = []
+        subscription = await connection.subscribe(inbox)
+        await connection.publish(f"$JS.hub.API.DIRECT.GET.{name}", json.dumps(fields).encode(), reply=inbox)
+        while True:
+            answer = await subscription.next_msg(timeout=3)
+            headers = answer.headers or {}
+            if "Status" in headers:
+                return [*found, (headers["Status"], headers.get("Nats-Num-Pending", ""), headers.get("Nats-Last-Sequence", ""))]
+            found.append((headers["Nats-Sequence"], answer.data))
+            if not (fields.keys() & {"batch", "multi_last"}):
+                return list(found)
+
+    s.expect((await ask("INFO"))["streams"], 3, "number of streams")
+    s.expect((await ask("STREAM.NAMES"))["streams"], ["letters", "orders", "orders:1"], "names of the streams")
+    page = await ask("STREAM.NAMES", offset=1)
+    s.expect((page["streams"], page["total"], page["offset"]), (["orders", "orders:1"], 3, 1), "second page of the names")
+    s.expect((await ask("STREAM.NAMES", subject="orders.>"))["streams"], ["orders", "orders:1"], "streams of a subject")
+    listed = (await ask("STREAM.LIST"))["streams"]
+    s.expect(
+        [(one["config"]["name"], one["state"]["messages"]) for one in listed], [("letters", 6), ("orders", 0), ("orders:1", 0)]
+    )
+    s.expect(listed[0]["state"], (await ask("STREAM.INFO.letters"))["state"], "state of a stream")
+    s.expect((await ask("STREAM.INFO.orders:1"))["config"]["subjects"], ["orders.x.1"], "subjects of a partition")
+    for name in ("STREAM.INFO.orders:2", "STREAM.INFO.nothing", "CONSUMER.LIST.nothing"):
+        s.expect((await ask(name))["error"]["err_code"], 10059, f"code of the error of {name}")
+    s.expect((await ask("CONSUMER.LIST.orders"))["consumers"], [], "consumers of a stream")
+    s.expect((await ask("STREAM.CREATE.new", name="new"))["error"]["code"], 400, "code of the error of a request that writes")
+
+    s.expect(await record(seq=3), (3, b"record-2"), "record at a sequence")
+    s.expect(await record(last_by_subj="letters.1"), (5, b"record-4"), "newest record of a subject")
+    s.expect(await record(next_by_subj="letters.1", seq=3), (5, b"record-4"), "next record of a subject")
+    s.expect(await record(start_time=moments[2]), (4, b"record-3"), "first record after a time")
+    s.expect(await record(seq=7), 404, "record after the newest one")
+    s.expect(await record(start_time=moments[5]), 404, "record after a time without records")
+    for wrong in ({"seq": -1}, {"seq": 1, "last_by_subj": "letters.1"}, {"start_time": "today"}, {"seq": 1, "unknown": 2}):
+        s.expect(await record(**wrong), 400, f"code of the error for {wrong}")
+
+    s.expect(await records("letters.letters.2"), [("6", b"record-5")], "newest record of a subject")
+    s.expect(await records(seq=2, batch=2), [("2", b"record-1"), ("3", b"record-2"), ("204", "3", "3")], "batch")
+    s.expect(await records(seq=6, batch=9), [("6", b"record-5"), ("204", "0", "6")], "batch up to the end")
+    s.expect(
+        await records(seq=1, batch=9, max_bytes=10), [("1", b"record-0"), ("2", b"record-1"), ("204", "4", "2")], "few bytes"
+    )
+    s.expect(
+        await records(seq=1, batch=9, next_by_subj="letters.1"), [("2", b"record-1"), ("5", b"record-4"), ("204", "0", "5")]
+    )
+    s.expect(await records(seq=7, batch=9), [("404", "", "")], "batch after the newest record")
+    newest = [("4", b"record-3"), ("5", b"record-4"), ("6", b"record-5")]
+    s.expect(await records(multi_last=["letters.*"]), [*newest, ("204", "0", "6")], "newest record of each subject")
+    s.expect(
+        await records(multi_last=["letters.0", "letters.1"], batch=1), [newest[0], ("204", "1", "4")], "newest of two subjects"
+    )
+    older = [("2", b"record-1"), ("3", b"record-2"), ("4", b"record-3"), ("204", "0", "4")]
+    s.expect(await records(multi_last=["letters.*"], up_to_seq=4), older, "newest record of each subject up to a sequence")
+    s.expect(
+        await records(multi_last=["letters.*"], up_to_time=moments[3]), older, "newest record of each subject up to a time"
+    )
+    s.expect(await records(seq=1, last_by_subj="letters.1"), [("408", "", "")], "two selections")
+
+
+class _JetStream:
+    """Sends requests as the clients of JetStream do."""
+
+    def __init__(self, s: Stage) -> None:
+        self._connection = s.client.transport.connection
+
+    async def answer(self, request: str, body: str = "") -> dict[str, Any]:
+        """Return the JSON answer to a request. Of a message or a status line, return the headers and ``data``."""
+        found = await self._connection.request(f"$JS.hub.API.{request}", body.encode(), timeout=9)
+        headers = {str(getattr(name, "value", name)): value for name, value in (found.headers or {}).items()}
+        return {**headers, "data": found.data} if headers else dict(json.loads(found.data))
+
+    async def error(self, request: str, body: str = "") -> tuple[int, int, str]:
+        """Return (code, code of JetStream, text) of a rejection. A status line has no code of JetStream."""
+        answer = await self.answer(request, body)
+        if "Status" in answer:
+            return int(answer["Status"]), 0, answer["Description"]
+        error = answer["error"]
+        return error["code"], error["err_code"], error["description"]
+
+
+@script()
+async def script_jetstream_client_sees_settings_and_state_of_streams(s: Stage) -> None:
+    """Given streams with settings, when a JetStream client asks for them, it gets them in the form of nats-server."""
+    await s.create(
+        "orders", leader="n2", partitions=2, retention_records=1_000, retention_bytes=10_000_000, retention_age_s=3_600,
+        max_message_bytes=500_000, dedup_window_s=30.5,
+    )  # fmt: skip
+    js = _JetStream(s)
+    none = "0001-01-01T00:00:00Z"
+    empty = {"messages": 0, "first_seq": 1, "last_seq": 0, "bytes": 0, "consumer_count": 0, "first_ts": none, "last_ts": none}
+    s.expect((await js.answer("STREAM.INFO.orders"))["state"], empty, "state of an empty stream")
+    uid = (await s.client.admin.stream("orders")).uid
+    times = [f"{datetime.fromtimestamp(s.world.driver.wall_ns() / NS_PER_S, UTC):%Y-%m-%dT%H:%M:%S.}"[:-3]]
+    await s.publish("orders", 3)
+    info = await js.answer("STREAM.INFO.orders")
+    state = info["state"]
+    s.expect((state["messages"], state["first_seq"], state["last_seq"]), (3, 1, 3), "records of the stream")
+    stamps = [record.timestamp_ns async for record in s.client.consume("orders", until="end")]
+    first, last = (
+        f"{datetime.fromtimestamp(at // NS_PER_S, UTC):%Y-%m-%dT%H:%M:%S}.{at % NS_PER_S:09d}".rstrip("0") + "Z"
+        for at in (stamps[0], stamps[-1])
+    )
+    s.expect((state["first_ts"], state["last_ts"]), (first, last), "times of the records")
+    s.expect(info["created"] < first < last < info["ts"], True, f"order of the times {info['created']} {first} {last}")
+    s.expect(info["ts"].startswith(times[0]), True, f"time of the answer {info['ts']}")
+    s.expect((info["type"], info["cluster"]), ("io.nats.jetstream.api.v1.stream_info_response", {"leader": "n2"}), "leader")
+    s.expect((info["total"], info["offset"], info["limit"]), (0, 0, 0), "page of subjects")
+    partitions = {"liftpy.partition": "0", "liftpy.partitions": "2", "liftpy.read_only": "false", "liftpy.uid": uid}
+    settings = {
+        "name": "orders", "subjects": ["orders.x"], "retention": "limits", "discard": "old", "storage": "file",
+        "num_replicas": 3, "max_msgs": 1_000, "max_bytes": 10_000_000, "max_age": 3_600 * NS_PER_S,
+        "max_msgs_per_subject": -1, "max_msg_size": 500_000, "max_consumers": -1, "duplicate_window": 30_500_000_000,
+        "no_ack": False, "compression": "none", "allow_direct": True, "mirror_direct": False, "sealed": False,
+        "deny_delete": True, "deny_purge": True, "allow_rollup_hdrs": False, "allow_msg_ttl": False, "consumer_limits": {},
+        "metadata": partitions,
+    }  # fmt: skip
+    s.expect(info["config"], settings, "settings of the stream")
+    second = (await js.answer("STREAM.INFO.orders:1"))["config"]
+    changed = {"name": "orders:1", "subjects": ["orders.x.1"], "metadata": {**partitions, "liftpy.partition": "1"}}
+    s.expect(second, {**settings, **changed}, "settings of partition 1")
+
+    limits = dict.fromkeys(("max_memory", "max_storage", "max_streams", "max_consumers", "max_ack_pending"), -1)
+    limits |= {"memory_max_stream_bytes": -1, "storage_max_stream_bytes": -1, "max_bytes_required": False}
+    account = {
+        "type": "io.nats.jetstream.api.v1.account_info_response", "memory": 0, "storage": 0, "reserved_memory": 0,
+        "reserved_storage": 0, "streams": 2, "consumers": 0, "limits": limits, "domain": "hub",
+        "api": {"level": 1, "total": 0, "errors": 0},
+    }  # fmt: skip
+    s.expect(await js.answer("INFO"), account, "account")
+    names = {"type": "io.nats.jetstream.api.v1.stream_names_response", "total": 2, "limit": 1024}
+    s.expect(await js.answer("STREAM.NAMES"), {**names, "offset": 0, "streams": ["orders", "orders:1"]}, "names")
+    for offset, shown, found in ((1, 1, ["orders:1"]), (2, 2, []), (9, 2, [])):
+        answer = await js.answer("STREAM.NAMES", f'{{"offset": {offset}}}')
+        s.expect(answer, {**names, "offset": shown, "streams": found}, f"names from {offset} on")
+    page = await js.answer("STREAM.LIST", '{"offset": 1}')
+    s.expect((page["total"], page["offset"], page["limit"]), (2, 1, 256), "page of the list")
+    s.expect([one["config"] for one in page["streams"]], [second], "streams of the page")
+    for kind, limit in (("NAMES", 1024), ("LIST", 256)):
+        answer = await js.answer(f"CONSUMER.{kind}.orders:1")
+        nothing = {"total": 0, "offset": 0, "limit": limit, "consumers": []}
+        s.expect(answer, {"type": f"io.nats.jetstream.api.v1.consumer_{kind.lower()}_response", **nothing}, "consumers")
+    # Which streams store a subject: wildcards may be on both sides.
+    await s.create("letters", subject="letters.*.new")
+    for subject, streams in (
+        ("letters.a.new", ["letters"]), ("letters.a.old", []), ("letters.a", []), ("letters.a.new.b", []), ("letters.>", ["letters"]),
+        ("letters.a.>", ["letters"]), ("letters.a.new.>", []), ("*.*.new", ["letters"]), ("*.x", ["orders"]), ("*", []),
+        ("*.*.*", ["letters", "orders:1"]), (">", ["letters", "orders", "orders:1"]), ("orders.x.1", ["orders:1"]),
+    ):  # fmt: skip
+        found = (await js.answer("STREAM.NAMES", json.dumps({"subject": subject})))["streams"]
+        s.expect(found, streams, f"streams that store {subject}")
+
+
+@script()
+async def script_jetstream_client_sends_invalid_requests(s: Stage) -> None:
+    """Given a JetStream client, when it sends requests that nats-server rejects, it gets the same codes, and a text that helps."""
+    await s.create("orders", leader="n2")
+    await s.publish("orders", 1)
+    js = _JetStream(s)
+    unknown = (404, 10059, "stream not found")
+    for name in ("nothing", "orders:1", "orders:0", "orders:01", "orders.x", "a*b"):
+        s.expect(await js.error(f"STREAM.INFO.{name}"), unknown, f"stream {name!r}")
+    for request in ("CONSUMER.NAMES.orders:1", "CONSUMER.LIST.nothing", "STREAM.MSG.GET.orders.x"):
+        s.expect(await js.error(request), unknown, request)
+    for request in ("STREAM.CREATE.new", "STREAM.NAMES.more", "CONSUMER.CREATE.orders"):
+        text = f"bad request: {request} is not supported. liftpy supports only requests that read streams"
+        s.expect(await js.error(request), (400, 10003, text), request)
+    gone = s.fails(js.answer("DIRECT.GET.nothing", '{"seq": 1}'), Exception)
+    s.expect_in("no responders", (await gone).lower(), "error of a direct get of an unknown stream")
+
+    bad, malformed, empty = "Bad Request", "Malformed Request", "Empty Request"
+    no_message = (404, 10037, "no message found")
+    number = f"must be a number from 0 to {1 << 62}"
+    subject, time, field = (
+        "the subject is not a valid NATS subject",
+        "the time is not valid, use a time such as *",
+        "unknown field",
+    )
+    calendar = "the time does not exist in the calendar"
+    now = '"2026-01-01T00:00:00Z"'
+    for body, direct, text in (
+        ("", empty, "bad request"),
+        ("{}", empty, "bad request"),
+        ('{"seq": 0}', empty, "bad request"),
+        ("{", malformed, "invalid JSON: *"),
+        ('"text"', malformed, "invalid JSON: the request must be a JSON object"),
+        ('{"seq": 1}' + " " * (65_536 - 9), malformed, "invalid JSON: the request is longer than 65536 bytes"),
+        ('{"seq": 1.5}', bad, f"bad request: seq {number}"),
+        ('{"seq": -1}', bad, f"bad request: seq {number}"),
+        (f'{{"seq": {(1 << 62) + 1}}}', bad, f"bad request: seq {number}"),
+        ('{"last_by_subj": 5}', bad, f"bad request: {subject}"),
+        ('{"next_by_subj": "a..b"}', bad, f"bad request: {subject}"),
+        ('{"seq": 1, "last_by_subj": "orders.x"}', bad, "bad request"),
+        ('{"seq": 1, "start_time": ' + now + "}", bad, "bad request"),
+        ('{"next_by_subj": "orders.x", "last_by_subj": "orders.x"}', bad, "bad request"),
+        ('{"start_time": 7}', bad, f"bad request: {time}"),
+        ('{"start_time": "2026-01-01 00:00:00Z"}', bad, f"bad request: {time}"),
+        ('{"start_time": "2026-13-01T00:00:00Z"}', bad, f"bad request: {calendar}"),
+        ('{"seq": 1, "from": 2}', bad, f"bad request: 'from' is an {field}"),
+        ('{"batch": 2}', empty, f"bad request: 'batch' is an {field}"),
+        ('{"seq": 1, "batch": -1}', bad, f"bad request: 'batch' is an {field}"),
+        ('{"batch": 3, "last_by_subj": "orders.x"}', bad, f"bad request: 'batch' is an {field}"),
+        ('{"seq": 1, "max_bytes": 9}', bad, f"bad request: 'max_bytes' is an {field}"),
+        ('{"seq": 1, "up_to_seq": 9}', bad, f"bad request: 'up_to_seq' is an {field}"),
+        ('{"multi_last": "orders.x"}', bad, f"bad request: 'multi_last' is an {field}"),
+        ('{"seq": 1, "multi_last": ["orders.x"]}', bad, f"bad request: 'multi_last' is an {field}"),
+        ('{"next_by_subj": "orders.x", "multi_last": ["orders.x"]}', bad, f"bad request: 'multi_last' is an {field}"),
+        ('{"multi_last": ["orders.x"], "up_to_seq": 9, "up_to_time": ' + now + "}", bad, "bad request: 'multi_last' is *"),
+        ('{"multi_last": ["orders.x"], "up_to_time": "never"}', bad, "bad request: 'multi_last' is *"),
+    ):  # fmt: skip
+        s.expect(await js.error("DIRECT.GET.orders", body), (408, 0, direct), f"status of a direct get with {body[:60]}")
+        code, js_code, found = await js.error("STREAM.MSG.GET.orders", body)
+        s.expect((code, js_code), (400, 10025 if direct is malformed else 10003), f"codes of the error for {body[:60]}")
+        s.expect_in(f"|{text}|", f"|{found}|", f"error for {body[:60]}")
+    for body in (f'{{"seq": {1 << 62}}}', '{"seq": 2}', '{"start_time": "9999-01-01T00:00:00Z"}', '{"next_by_subj": "a"}'):
+        s.expect(await js.error("STREAM.MSG.GET.orders", body), no_message, f"error for {body}")
+        s.expect(await js.error("DIRECT.GET.orders", body), (404, 0, "Message Not Found"), f"status for {body}")
+    for body in ('{"subjects_filter": ">"}', '{"deleted_details": true}'):
+        text = "bad request: subjects_filter and deleted_details are not supported"
+        s.expect(await js.error("STREAM.INFO.orders", body), (400, 10003, text), body)
+    s.expect((await js.error("STREAM.NAMES", '{"subject": "a b"}'))[2], f"bad request: {subject}", "subject with a space")
+    s.expect((await js.error("STREAM.LIST", '{"seq": 1}'))[2], f"bad request: 'seq' is an {field}", "field of another request")
+    # These requests are valid: values as nats.go sends them when they are not set, and times with an offset or a fraction.
+    for body in (
+        '{"seq": 1, "last_by_subj": "", "next_by_subj": null, "start_time": null}', '{"seq": 1}' + " " * (65_536 - 10),
+        '{"start_time": "0001-01-01T00:00:00Z"}', '{"start_time": "2023-01-01T02:00:00.123456789+02:00"}',
+    ):  # fmt: skip
+        s.expect((await js.answer("STREAM.MSG.GET.orders", body)).get("error"), None, f"error for {body[:60]}")
+
+
+@script()
+async def script_jetstream_client_reads_large_answers(s: Stage) -> None:
+    """Given many subjects and large records, when a JetStream client reads them, limits end its answers.
+
+    A record that does not fit into a message is an error. Headers and key of a record are headers of the answer.
+    """
+    await s.create("letters", subject="letters.*")
+    connection = s.client.transport.connection
+    js = _JetStream(s)
+
+    async def read(body: str) -> tuple[int, dict[str, Any]]:
+        """Return the number of records, and the status line at the end."""
+        inbox = connection.new_inbox()
+        subscription = await connection.subscribe(inbox)
+        await connection.publish("$JS.hub.API.DIRECT.GET.letters", body.encode(), reply=inbox)
+        count = 0
+        while True:
+            answer = await subscription.next_msg(timeout=9)
+            headers = {str(getattr(name, "value", name)): value for name, value in (answer.headers or {}).items()}
+            if "Status" in headers:
+                return count, headers
+            count += 1
+
+    for number in range(1_024):
+        await connection.publish(f"letters.{number}", b"small")
+    await s.becomes(lambda: s.leader("letters") != "", what="a node leads")
+    await s.shows(lambda: s.total("ingest_records_total"), 1_024, what="stored records")
+    end = {"Status": "204", "Description": "EOB", "Nats-Num-Pending": "0", "Nats-Last-Sequence": "1024"}
+    s.expect(await read('{"multi_last": [">"]}'), (1_024, {**end, "Nats-UpTo-Sequence": "1024"}), "newest of 1,024 subjects")
+    s.expect(await read('{"seq": 1000, "batch": 5000}'), (25, end), "batch up to the end")
+    await connection.publish("letters.1024", b"small")
+    await s.shows(lambda: s.total("ingest_records_total"), 1_025, what="stored records")
+    s.expect(
+        await read('{"multi_last": [">"]}'), (0, {"Status": "413", "Description": "Too Many Results"}), "of 1,025 subjects"
+    )
+    two = '{"multi_last": ["letters.5", "letters.7"], "batch": 1}'
+    rest = {
+        "Status": "204",
+        "Description": "EOB",
+        "Nats-Num-Pending": "1",
+        "Nats-Last-Sequence": "6",
+        "Nats-UpTo-Sequence": "1025",
+    }
+    s.expect(await read(two), (1, rest), "newest of two subjects, one at a time")
+
+    for _ in range(10):
+        await connection.request("letters.large", b"x" * 1_000_000, timeout=3)
+    count, status = await read('{"seq": 1026, "batch": 20}')
+    s.expect((count, status["Nats-Num-Pending"], status["Nats-Last-Sequence"]), (9, "1", "1034"), "records above 8 MiB")
+    too_large = (400, 10054, "message size exceeds maximum allowed")
+    s.expect(await js.error("STREAM.MSG.GET.letters", '{"seq": 1026}'), too_large, "record that is too large as base64")
+
+    await s.create("orders")
+    await s.client.publish("orders", b"record", key=b"key-1", headers={"kind": "new"})
+    await connection.request("orders.x", b"", timeout=3)
+    answer = await js.answer("DIRECT.GET.orders", '{"seq": 1}')
+    s.expect(answer.pop("Nats-Msg-Id", "") != "", True, "message id")
+    s.expect(answer.pop("Nats-Time-Stamp").startswith("2023-"), True, "time of the record")
+    wanted = {"Nats-Stream": "orders", "Nats-Subject": "orders.x", "Nats-Sequence": "1", "kind": "new", "Lift-Key": "key-1"}
+    s.expect(answer, {**wanted, "data": b"record"}, "headers and payload")
+    message = (await js.answer("STREAM.MSG.GET.orders", '{"seq": 1}'))["message"]
+    lines = base64.b64decode(message["hdrs"]).split(b"\r\n")
+    s.expect((lines[0], lines[-2:]), (b"NATS/1.0", [b"", b""]), "begin and end of the headers")
+    s.expect({line.partition(b":")[0] for line in lines[1:-2]}, {b"kind", b"Nats-Msg-Id", b"Lift-Key"}, "headers")
+    s.expect((message["subject"], message["seq"]), ("orders.x", 1), "subject and sequence")
+    s.expect(base64.b64decode(message["data"]), b"record", "data")
+    plain = (await js.answer("STREAM.MSG.GET.orders", '{"seq": 2}'))["message"]
+    s.expect(sorted(plain), ["seq", "subject", "time"], "fields of a record without value and headers")
+
+
+@script()
+async def script_jetstream_client_asks_for_a_stream_without_a_leader(s: Stage) -> None:
+    """Given a stream whose only node is down, when a JetStream client asks for it, the answer comes in time and says why not."""
+    await s.create("orders", replicas=1)
+    await s.create("letters", replicas=3)
+    for name in ("orders", "letters"):
+        await s.publish(name, 2)
+    away = s.leader("orders")
+    s[away].kill()
+    await s.becomes(lambda: s.leader("letters") not in ("", away), what="another node leads letters")
+    await asyncio.sleep(2)
+    js = _JetStream(s)
+
+    async def timed(request: str, body: str = "") -> tuple[float, dict[str, Any]]:
+        began_s = s.now_s
+        answer = await js.answer(request, body)
+        return s.now_s - began_s, answer
+
+    took_s, listed = await timed("STREAM.LIST")
+    s.expect([one["config"]["name"] for one in listed["streams"]], ["letters"], "streams of the list")
+    s.expect((listed["total"], listed["missing"]), (2, ["orders"]), "missing streams")
+    s.expect(took_s < 3.5, True, f"the list comes within 3.5 s, it took {took_s:.2f} s")
+    s.expect((await js.answer("STREAM.NAMES"))["streams"], ["letters", "orders"], "names")
+    for request in ("STREAM.INFO.orders", "STREAM.MSG.GET.orders"):
+        took_s, answer = await timed(request, '{"seq": 1}' if "MSG" in request else "")
+        s.expect((answer["error"]["code"], answer["error"]["err_code"]), (503, 10008), f"codes of the error of {request}")
+        s.expect_in("unavailable: ", answer["error"]["description"], "error")
+        s.expect(3.9 < took_s < 4.5, True, f"an error after 4 s, it took {took_s:.2f} s")
+    took_s, answer = await timed("DIRECT.GET.orders", '{"seq": 1}')
+    s.expect((answer["Status"], answer["Description"]), ("408", "Request Timeout"), "status of a direct get")
+    s.expect(3.9 < took_s < 4.5, True, f"an answer after 4 s, it took {took_s:.2f} s")
+    s.expect((await js.answer("DIRECT.GET.letters", '{"seq": 1}'))["data"], b"record-0", "record of the other stream")
