@@ -12,7 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from liftpy.config import NS_PER_S, ReplicationConfig, StreamConfig
+from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.core.base.worker_assignment import WHOLE, WorkerShare
 from liftpy.core.partition.shell import PartitionShell
 from liftpy.core.replication import events
@@ -84,8 +84,6 @@ class NoServices:
         self._feed(events.ReplayFinished(end_offset=end_offset))
 
     def role_changed(self) -> None: ...
-
-    def config_changed(self, config: StreamConfig) -> None: ...
 
     def close(self) -> None: ...
 
@@ -231,10 +229,6 @@ class PartitionServices:
     def ack(self, ack: pb.ServiceAck) -> None:
         """Process an ack of a service: it has taken its role, or has replayed the log."""
         self._carry_out(self._sessions.ack(ack, self._view()))
-
-    def config_changed(self, config: StreamConfig) -> None:
-        """Use the changed settings of the stream. A stream that becomes compacted rejects its services."""
-        self._sessions.compacted = config.is_cleaned
 
     def retain_from(self) -> int | None:
         """Return the offset of the first record that is in no snapshot of some service. Retention keeps the records from there on.

@@ -328,7 +328,6 @@ class PartitionWorker(PartitionShell):
         count_isr(self._node.instruments, self._node.settings.node_id, self.state, metadata.state)
         self.state = metadata.state
         self.config = metadata.config
-        self.services.config_changed(metadata.config)
         if self.apply_metadata(metadata, incarnations, self.replica.announced):
             self.apply_retention(self._node.clocks.time_of_age_ns())
         self.reads.share(self._node.settings.node_id in metadata.isr)

@@ -219,8 +219,8 @@ class ServiceSessions:
     """All services that are registered for one replica. ``now_ns`` in its methods is monotonic time."""
 
     __slots__ = (
-        "_ack_ids", "_ended_services", "_failed_one", "_gate", "_lease_ms", "_node", "_partition",
-        "_patience_ns", "_session_ns", "_sessions", "_shown_ns", "_stream", "_uid", "compacted",
+        "_ack_ids", "_compacted", "_ended_services", "_failed_one", "_gate", "_lease_ms", "_node", "_partition",
+        "_patience_ns", "_session_ns", "_sessions", "_shown_ns", "_stream", "_uid",
     )  # fmt: skip
 
     def __init__(
@@ -253,8 +253,7 @@ class ServiceSessions:
         self._session_ns = session_ns
         self._lease_ms = lease_ms
         self._patience_ns = patience_ns
-        self.compacted = compacted
-        """True if the stream is compacted, by key or by subject. The caller updates it."""
+        self._compacted = compacted
         self._shown_ns = shown_ns
         self._sessions: dict[str, _ServiceSession] = {}
         self._ended_services: dict[str, _EndedService] = {}
@@ -325,10 +324,10 @@ class ServiceSessions:
                 pb.ServiceRefusal.WRONG_STREAM,
                 f"the uid of the stream is {self._uid}, not {hello.streamUid}: it was deleted and created again",
             )
-        if self.compacted:
+        if self._compacted:
             return pb.ServiceRefusal.COMPACTED, (
                 f"{self._stream} is compacted: a replay would miss records that other nodes have applied. "
-                "Use a stream without compaction and max_per_subject"
+                "Use a stream without compaction"
             )
         session = self._sessions.get(hello.service)
         if session is None and len(self._sessions) >= MAX_SERVICES:

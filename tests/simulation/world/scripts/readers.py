@@ -350,28 +350,3 @@ async def script_lags_of_a_group_leave_no_subscription(s: Stage) -> None:
     before = subscriptions()
     await asyncio.sleep(20)
     s.expect(subscriptions(), before, "subscriptions of the coordinators")
-
-
-@script(nodes=3)
-async def script_service_of_a_stream_that_becomes_compacted_is_rejected(s: Stage) -> None:
-    """Given a replicated service, when its stream gets max_per_subject, its nodes reject it. Without this setting, they accept it."""
-    from tests.simulation.world.load.clients import Clients, Model
-    from tests.simulation.world.load.services import Services
-
-    model = Model(s.world.scheduler)
-    model.may_lose = True  # the ends of the service are expected
-    await s.create("orders", leader="n2")
-    services = Services(s.world, model, Clients(s.world, model, []))
-    await services.create(s.client)
-    for instance in services.instances:
-        instance.start()
-    await s.publish("orders", 50)
-
-    async def positions() -> list[list[int]]:
-        return [[one["position"] for one in (await s.row(node, "orders"))["services"]] for node in s.names]
-
-    await s.shows(positions, [[50]] * 3, what="positions of the service")
-    await s.client.admin.alter_stream("orders", max_per_subject=1000)
-    await s.shows(positions, [[]] * 3, within_s=20, what="services of a stream with max_per_subject")
-    await s.client.admin.alter_stream("orders", max_per_subject=0)
-    await s.shows(positions, [[50]] * 3, within_s=60, what="positions of the service without max_per_subject")
