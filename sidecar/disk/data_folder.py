@@ -10,7 +10,6 @@
 | ``raft/`` | files of the metadata group |
 | ``workers/<number>/`` | files of worker processes, and their promises until the next start |
 | ``streams/<stream>-<uid>/<partition>/`` | log of one partition |
-| ``streams/<stream>-<uid>/<partition>.before-<LeaderEpoch>/`` | log of a forgotten partition with this number |
 | ``held/<stream>-<uid>.<partition>`` | mark that the node has created this log. If the log is missing, it was lost |
 | ``unreported-damage`` | mark that recovery has quarantined or truncated damage, and the metadata group does not know it yet |
 | ``lazy-flush`` | mark that a log acks records before they are flushed, and that no flush of all logs at a stop followed |
@@ -388,19 +387,6 @@ class DataDirectory:
                 sync_folder(path.parent)
                 shutil.rmtree(doomed)
             self._remove_empty(path.parent)
-
-    def quarantine_partition(self, key: PartitionKey, first_epoch: int) -> Path:
-        """Rename the log of an earlier partition ``key``, so that a new one can begin. Return the new directory.
-
-        ``first_epoch``: LeaderEpoch with which the new partition begins. Raises StorageError.
-        """
-        path = self.partition_path(key)
-        quarantined = path.with_name(f"{path.name}.before-{first_epoch}")
-        with storage_errors("rename", path):
-            path.rename(quarantined)
-            sync_folder(path.parent)
-        self._folders.note_removed(path)
-        return quarantined
 
     def delete_unknown(self, name: str) -> tuple[list[str], int]:
         """Remove the directory ``<stream>-<uid>`` of a stream that the cluster does not know [M11].

@@ -282,7 +282,7 @@ class Partitions:
     async def _start(self, key: PartitionKey, stream: StreamImage, partition: PartitionState) -> bool:
         """Open the log of the partition ``key`` and start its worker. Return False after a failure. The node then retries later."""
         try:
-            worker = await open_worker(self._node, key, stream.subject, stream.config, partition.first_epoch)
+            worker = await open_worker(self._node, key, stream.subject, stream.config)
         except LiftError as error:
             reason = f"{error.code}: {error}"
             if self.failed.get(key) != reason:  # not at each retry

@@ -743,13 +743,10 @@ def _replica(node: NodeTools, key: PartitionKey) -> Replica:
     return Replica(node_id, node.incarnation, config, seed, node.inflight, _REQUEST_ID_BASE, pace, node.lease)
 
 
-async def open_worker(
-    node: NodeTools, key: PartitionKey, subject: str, config: StreamConfig, first_epoch: int = 0
-) -> PartitionWorker:
+async def open_worker(node: NodeTools, key: PartitionKey, subject: str, config: StreamConfig) -> PartitionWorker:
     """Open the log of the partition ``key`` and return its worker. Raises StorageError.
 
-    ``subject``: data subject of the stream. ``first_epoch``: no record of the partition has a lower LeaderEpoch. 0: not known.
-    If files must be read, the function does this in a thread.
+    ``subject``: data subject of the stream. If files must be read, the function does this in a thread.
     """
     path = node.folder.partition_path(key)
     recovered = node.recovered.take(path)
@@ -762,13 +759,6 @@ async def open_worker(
         promised = node.promises.epoch_of(key.folder)
         log, report = Log.open(storage, config, now_wall_ns=time.time_ns(), recovered=recovered, promised_epoch=promised)
         node.recovered.unrecovered.discard(path)
-        if 0 < log.epochs.position_epoch < first_epoch:
-            _quarantine_old_log(node, key, log, first_epoch)
-            log, report = Log.open(
-                node.folder.partition_storage(key), config, now_wall_ns=time.time_ns(), promised_epoch=promised
-            )
-            node.folder.mark_log(key.folder)
-            return log, report, StateFileMatch(), None
         if recovered is None or not recovered.segments:
             node.folder.mark_log(key.folder)
         if recovered is not None and not recovered.has_states:
@@ -801,22 +791,6 @@ async def open_worker(
         node.counters["dedup_state_discarded" if derived is None else "dedup_state_restored"] += 1
     worker.feed_log_opened()
     return worker
-
-
-def _quarantine_old_log(node: NodeTools, key: PartitionKey, log: Log, first_epoch: int) -> None:
-    """Close ``log``, whose records are older than the partition ``key``, and rename its directory.
-
-    After a rescue that has forgotten a partition, the metadata group gives its number to a new one [M16].
-    ``first_epoch``: LeaderEpoch with which the new partition begins. Raises StorageError.
-    """
-    newest_epoch = log.epochs.position_epoch
-    log.close(clean=False)
-    quarantined = node.folder.quarantine_partition(key, first_epoch)
-    text = (
-        "old log quarantined partition=%s directory=%s newest_epoch=%d first_epoch=%d: its records belong to an earlier partition "
-        "with this number. Starting with an empty log"
-    )
-    logger.error(text, key, quarantined, newest_epoch, first_epoch)
 
 
 # ---- tracing ---------------------------------------------------------------------------------------------------------

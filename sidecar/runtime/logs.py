@@ -133,7 +133,6 @@ EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.partition", "records deleted without a stored state partition=%s below=%d"): "partition.dropped_without_state",
     ("liftpy.partitions", "partition not deleted partition=%s error=%s: it has left thi"): "partition.delete_failed",
     ("liftpy.partitions", "log not opened partition=%s code=%s error=%s"): "partition.open_failed",
-    ("liftpy.partition", "old log quarantined partition=%s directory=%s newest_epoch=%"): "partition.log_quarantined",
     ("liftpy.partition", "partition opened partition=%s log_start=%d newest_offset=%d "): "partition.opened",
     ("liftpy.proposals", "pause ended partition=%s pause=%s"): "partition.pause_ended",
     ("liftpy.partition", "quarantined files not removed partition=%s error=%s: retryin"): "partition.quarantine_not_removed",

@@ -207,12 +207,6 @@ class PartitionState:
         return self.copy_epoch if self.joining and node_id == self.joining else 0
 
     @property
-    def first_epoch(self) -> int:
-        """LeaderEpoch of the first leader, which no record precedes. 0: it is not known, because there was an election."""
-        is_first = self.leaderships == 1 and self.status is PartitionStatus.ONLINE
-        return self.leader_epoch if is_first or not (self.leaderships or self.last_leader) else 0
-
-    @property
     def leader_to_elect(self) -> str:
         """Node that should lead next, because leaderships are being rebalanced. '': no other node should lead."""
         first = self.replicas[0] if self.moved_for is MoveReason.LEADERSHIPS and self.replicas else ""

@@ -81,7 +81,7 @@ async def node(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Node ``a``, which holds five partitions, and what was stopped: whether with its data."""
     controllers, deleted = Controllers(), list[bool]()
 
-    async def open_worker(node: Any, key: Any, subject: str, config: Any, *_: Any) -> Worker:
+    async def open_worker(node: Any, key: Any, subject: str, config: Any) -> Worker:
         return Worker(key, deleted)
 
     monkeypatch.setattr(module, "open_worker", open_worker)

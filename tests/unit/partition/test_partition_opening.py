@@ -93,7 +93,7 @@ async def test_replica_manager_applies_a_metadata_change_that_arrives_while_a_pa
         before = group.fsm.image
         partitions.image_changed(before, group.start_node(leader))
 
-    async def open_worker(node: Any, key: Any, subject: str, config: Any, *_: Any) -> Worker:
+    async def open_worker(node: Any, key: Any, subject: str, config: Any) -> Worker:
         made.append(Worker(key, leader_restarts))
         return made[-1]
 
@@ -114,7 +114,7 @@ async def test_replica_manager_reports_an_unexpected_error_while_a_partition_ope
     group.ask(createStream=pb.CreateStream(name="s", subject="s.x"))
     failures: list[BaseException] = []
 
-    async def open_worker(node: Any, key: Any, subject: str, config: Any, *_: Any) -> Worker:
+    async def open_worker(node: Any, key: Any, subject: str, config: Any) -> Worker:
         raise ZeroDivisionError
 
     monkeypatch.setattr(module, "open_worker", open_worker)
@@ -150,7 +150,7 @@ async def _with_slow_worker(
     may_end = asyncio.Event()
     made: list[SlowWorker] = []
 
-    async def open_worker(node: Any, key: Any, subject: str, config: Any, *_: Any) -> SlowWorker:
+    async def open_worker(node: Any, key: Any, subject: str, config: Any) -> SlowWorker:
         made.append(SlowWorker(key, may_end, clean=clean))
         return made[-1]
 
@@ -229,7 +229,7 @@ async def _leading(monkeypatch: pytest.MonkeyPatch, count: int) -> tuple[Group, 
     made: list[Leader] = []
     opening, most = [0], [0]
 
-    async def open_worker(node: Any, key: Any, subject: str, config: Any, *_: Any) -> Leader:
+    async def open_worker(node: Any, key: Any, subject: str, config: Any) -> Leader:
         opening[0] += 1
         most[0] = max(most[0], opening[0])
         await asyncio.sleep(0)
@@ -281,7 +281,7 @@ async def test_replica_manager_opens_other_partitions_when_one_log_cannot_be_ope
     tries: list[int] = []
     heals = False
 
-    async def open_worker(node: Any, key: Any, subject: str, config: Any, *_: Any) -> Leader:
+    async def open_worker(node: Any, key: Any, subject: str, config: Any) -> Leader:
         tries.append(key.partition)
         if key.partition < 5 and (not heals or tries.count(key.partition) < 3):
             raise StorageError("not yet")
@@ -313,7 +313,7 @@ async def test_replica_manager_opens_waiting_partitions_despite_metadata_changes
     group.ask(createStream=pb.CreateStream(name="s", subject="s.x", replicationFactor=1, partitions=60))
     opened: list[int] = []
 
-    async def open_worker(node: Any, key: Any, subject: str, config: Any, *_: Any) -> Leader:
+    async def open_worker(node: Any, key: Any, subject: str, config: Any) -> Leader:
         for _ in range(rng.randrange(1, 40)):
             await asyncio.sleep(0)
         opened.append(key.partition)

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable
 from functools import partial
 
-from liftpy.client.placement_plans import PlacementOptions
 from liftpy.core.metadata.features import SUPPORTED_LEVELS, LevelRange
 from liftpy.core.metadata.feed import FeedSubscription
 from liftpy.errors import ConfigError, CorruptionError, IncompatibleVersionError, NoMajorityError, OutcomeUnknownError
@@ -370,27 +369,6 @@ async def script_partition_that_has_moved_away_is_deleted_when_it_has_a_leader(s
     s.expect(_logs(s, "n4"), ["moved/0"], "logs")
     await s.client.admin.elect_leader("moved", 0, unclean=True)
     await s.becomes(lambda: not _logs(s, "n4"), within_s=40, what="n4 deletes the log")
-
-
-@script(nodes=4)
-async def script_partition_added_again_after_a_rescue_has_no_old_records(s: Stage) -> None:
-    """Given logs of an added partition that a rescue does not know, when it is added again, it begins empty [M16]."""
-    await s.create("orders", replicas=2)
-    await s.stop("n1")
-    for rescued in (False, True):
-        if rescued:
-            await _rescue_from_n1(s)
-            await s.start("n1", "n2")
-            await asyncio.sleep(5)
-        replicas = (("n4", "n2"), ("n2", "n4"))
-        added = PlacementOptions(assignment=tuple(enumerate(replicas, 1)))
-        await s.client.admin.add_partitions("orders", placement=added)
-        for number in (1, 2):
-            s.expect(await s.read("orders", number), [], f"old records of partition {number}")
-            await s.publish("orders", 3, partition=number)
-            s.expect(sorted(await s.isr("orders", number)), ["n2", "n4"], "in-sync replicas")
-    for number in (1, 2):
-        s.expect(await s.read("orders", number), [b"record-0", b"record-1", b"record-2"], "records")
 
 
 @script(nodes=4)
