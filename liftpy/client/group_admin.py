@@ -57,10 +57,13 @@ async def ask_coordinator(services: Services, partition: int, command: pb.GroupC
 
 
 async def epoch_before(streams: StreamDirectory, key: PartitionKey, offset: int, give_up_at: float) -> int:
-    """Return the LeaderEpoch of the record before ``offset``, as the leader of the partition ``key`` knows it.
+    """Return the LeaderEpoch of the record before ``offset``, or 0 if the log lacks the offset or no leader has answered.
 
-    0: it is not known. The log lacks the offset, or no leader has answered until ``give_up_at`` (time of the event loop, in
-    seconds).
+    Args:
+        streams: Finds the leader of the partition.
+        key: Partition.
+        offset: Offset after the record.
+        give_up_at: Time of the event loop after which no answer is awaited, in seconds.
     """
     try:
         async with asyncio.timeout_at(give_up_at):

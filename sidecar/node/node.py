@@ -368,7 +368,8 @@ class Node(RunningNode):
         self.reloading.apply_again()
         self._opened = True
         # not earlier: a pass over no partitions ends at once, and the next one begins an hour later
-        require_started(self._scrub).start()
+        if self._scrub is not None:
+            self._scrub.start()
         self._recovered.close()
         partitions.delete_moved_logs(self._recovered.names)
 

@@ -77,7 +77,6 @@ ELSEWHERE = {
     "liftpy.core.metadata.controller.quorum_member:QuorumMember._controllers_answer": "an answer of the own image's window",
     "sidecar.quorum.library:RaftCore._SyncObj__changeCluster": "calls change_in first, which refuses",
     "sidecar.quorum.peer_sessions:PeerSessions._same_list": "of a frame that was parsed, tests/unit/quorum/test_controller_list_in_log.py",
-    "sidecar.quorum.library:_NoPickle.loads": "refuses everything but entries, tests/unit/quorum/test_pysyncobj_guards.py",
     "liftpy.core.wire.worker_frames:FrameReader.feed": "tests/unit/wire/test_worker_frames.py flips each byte",
     "sidecar.node.worker_node:WorkerNode._process_quiet_fetches": _OF_ONE_NODE,
     "sidecar.node.worker_node:WorkerNode._process_frame": _OF_ONE_NODE,

@@ -142,7 +142,7 @@ QUEUES = (
     ),
     PlantedBug(
         "a release counts as a delivery", "queue.WorkQueue._settle",
-        "deliveries=piece.deliveries - (not piece.dead)", "deliveries=piece.deliveries", 1, "Q6",
+        "released.deliveries -= not piece.dead", "pass", 1, "Q6",
     ),
     PlantedBug(
         "the bound of all members is not kept", "queue.WorkQueue.lease_records",

@@ -368,9 +368,6 @@ def test_streaming_query_with_byte_and_record_limits_ends_at_the_lower_limit(sou
     assert both.getDefaultReadLimit() == ReadMaxRows(25)
     assert both.latestOffset(start, ReadMaxRows(25))["orders"]["0"] == 25
     assert both.latestOffset(start, ReadMaxRows(50))["orders"]["0"] == 30
-    node.measures = False
-    with pytest.raises(SourceError, match=r"\[CONFIG\] maxBytesPerTrigger needs nodes that report sizes"):
-        reader.latestOffset(start, ReadMaxBytes(5))
 
 
 def test_streaming_query_with_a_byte_limit_continues_after_retention_has_deleted_its_start(
