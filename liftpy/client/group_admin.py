@@ -57,7 +57,7 @@ async def ask_coordinator(services: Services, partition: int, command: pb.GroupC
 
 
 async def epoch_before(streams: StreamDirectory, key: PartitionKey, offset: int, give_up_at: float) -> int:
-    """Return the LeaderEpoch of the record before ``offset``, or 0 if the log lacks the offset or no leader has answered.
+    """Return the LeaderEpoch of the record before ``offset``, or 0 if it is not known.
 
     Args:
         streams: Finds the leader of the partition.

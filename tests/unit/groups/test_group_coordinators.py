@@ -170,7 +170,7 @@ async def test_group_coordinators_below_the_level_of_queue_epochs_run_the_earlie
     made.follow(image, replace(image, feature_level=QUEUE_EPOCHS))
     await until(lambda: len(Host.made) == 4 and len(running()) == 2)
     assert {host.factory for host in running()} == {GroupCoordinator}
-    assert delays == [(0, module.RESTART_SPREAD_S)] * 2, "each one restarts at a time of its own"
+    assert delays.count((0, module.RESTART_SPREAD_S)) == 2, "each one restarts at a time of its own"
     assert (counters["coordinator_restarted"], [row["restarts"] for row in made.report()]) == (0, [0, 0])
     await made.close()
 
