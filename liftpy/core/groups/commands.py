@@ -65,7 +65,7 @@ MAX_QUEUE_RANGES = 20_000
 MAX_SETTLED_RANGES = 20_000
 """Maximum number of ranges in the states of queues that one command may change.
 
-A settlement above the limit changes nothing. The answer names its records as lost.
+A settlement above the limit changes nothing, unless it is the first of its command. The answer names its records as lost.
 """
 MAX_KEYS = bounds_of(pb.TakeRecords, "keys").high
 """Maximum number of new record keys that one take sends."""

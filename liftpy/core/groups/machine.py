@@ -431,7 +431,8 @@ def _settle(group: GroupRecord, settle: pb.SettleRecords, now_ns: int, answer: p
     The answer has a limit. Beyond it, the last range of a settlement includes everything up to the end of the settlement. So
     a record that is lost never looks settled.
 
-    ``is_bounded``: True if a settlement is lost when the command changes more than ``MAX_SETTLED_RANGES`` ranges of queues.
+    ``is_bounded``: True if a settlement is lost when the command changes more than ``MAX_SETTLED_RANGES`` ranges of queues. The
+    first settlement is never lost for this reason, because one queue may have a few more ranges.
     """
     left = commands.MAX_SETTLED_RANGES
     for number, part in enumerate(settle.settlements, 1):
@@ -440,7 +441,8 @@ def _settle(group: GroupRecord, settle: pb.SettleRecords, now_ns: int, answer: p
         queue = group.queues.get((part.stream, part.partition))
         if is_bounded and queue is not None:
             left -= queue.settled_range_count(part)
-        if queue is None or queue.uid != part.uid or left < 0:
+        is_too_much = left < 0 and number > 1
+        if queue is None or queue.uid != part.uid or is_too_much:
             lost = [(piece.start, piece.end) for piece in part.ranges[: room + 1]]
         else:
             lost = queue.settle(part, settle.member, now_ns, room + 1)
@@ -449,8 +451,9 @@ def _settle(group: GroupRecord, settle: pb.SettleRecords, now_ns: int, answer: p
         answer.lost.extend(pb.LostRange(stream=part.stream, partition=part.partition, start=s, end=e) for s, e in lost)
     if answer.lost:
         answer.code = pb.GROUP_STALE
+        is_too_much = left < 0 and len(settle.settlements) > 1
         too_many = f". The command changes more than {commands.MAX_SETTLED_RANGES} ranges: settle fewer records at once"
-        answer.detail = f"{len(answer.lost)} ranges are not the member's any more{too_many if left < 0 else ''}"
+        answer.detail = f"{len(answer.lost)} ranges are not the member's any more{too_many if is_too_much else ''}"
 
 
 def _busy_queue(group: GroupRecord, reset: pb.ResetPositions) -> Place | None:

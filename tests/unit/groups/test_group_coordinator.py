@@ -426,6 +426,12 @@ def test_group_coordinator_settlement_above_the_limit_of_a_command_changes_nothi
     lab.say(40.0, take=pb.TakeRecords(member="n", stream="s", uid=UID, partition=0, maxRecords=20, logEnd=20))
     (first, second) = lab.query("g").queues
     assert (first.acknowledgedBelow, second.acknowledgedBelow, second.returned) == ((20, 0, 16) if is_bounded else (20, 20, 0))
+    monkeypatch.setattr(commands, "MAX_SETTLED_RANGES", 5)
+    take = pb.TakeRecords(member="m", stream="s", uid=UID, partition=1, maxRecords=20, logEnd=20)
+    leases = [piece.lease for piece in lab.say(50.0, take=take).granted]
+    ack = pb.RecordRange(start=0, end=20, lease=max(leases, default=1))
+    only = pb.Settlement(kind=pb.SETTLE_ACK, stream="s", uid=UID, partition=1, ranges=[ack])
+    assert "settle fewer records at once" not in lab.say(50.0, settle=pb.SettleRecords(member="m", settlements=[only])).detail
 
 
 def test_group_coordinator_snapshot_encoded_later_has_the_state_at_its_request() -> None:
