@@ -122,6 +122,8 @@ class RaftMember(MetadataGroup):
         self._feed = FeedPublisher(connection, subjects, self._outgoing, nodes.allows, producer, lambda: self.image)
         log = self._log
         self._driver = GroupDriver(log.core, log.transport, log.journal, self._send, self._process_tick, fatal, self._rest_s)
+        self._has_ticked = asyncio.Event()
+        """Set by each tick, for those that wait for an entry to be applied."""
         self._tasks = TaskSet()
         """Tasks that carry out decisions of ``QuorumMember``."""
         self._forwarder = Forwarder(connection, subjects, node_id)
@@ -158,6 +160,7 @@ class RaftMember(MetadataGroup):
 
     def _process_tick(self) -> None:
         """Process the results of a Raft tick: show a new image to the watchers, carry out the next decisions, publish events."""
+        self._has_ticked.set()
         self._log.probation.end_if_complete()
         self._ask_when_unled()
         self._forwarder.leader_is(self._log.leader_id, self._log.term)
@@ -369,11 +372,13 @@ class RaftMember(MetadataGroup):
         response = await self.propose(pb.ControlRequest(barrier=pb.Barrier()), timeout_s)
         if response.error != pb.ControlResponse.OK:
             return False
-        deadline = time.monotonic() + timeout_s
-        while self._log.applied_index < response.index:
-            if time.monotonic() >= deadline:
-                return False
-            await asyncio.sleep(0.005)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._log.applied_index < response.index:
+                    self._has_ticked.clear()
+                    await self._has_ticked.wait()
+        except TimeoutError:
+            return False
         return True
 
     def status(self) -> list[pb.ControllerStatus]:
