@@ -64,7 +64,8 @@ def test_partition_whose_only_replica_lost_its_data_stays_offline_until_an_opera
     cluster.nodes[node].start()
     cluster.nodes[node].wait_ready()
     block_until(
-        lambda: asyncio.run(partition_of(cluster, "alone")).state.incomplete, "the cluster knows that the node has lost something"
+        lambda: asyncio.run(partition_of(cluster, "alone")).state.incomplete,
+        "the cluster knows that the node has lost something",
     )
     found = asyncio.run(partition_of(cluster, "alone"))
     assert (found.status, found.isr) == (PartitionStatus.OFFLINE, (node,))
