@@ -252,7 +252,9 @@ def test_metadata_leader_logs_a_whole_batch_if_one_request_changes_the_image(dri
     assert not here.batch.answers
 
 
-def test_metadata_leader_logs_a_request_whose_decision_raises(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_leader_after_an_exception_in_a_decision_logs_the_request(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("a bug")
 

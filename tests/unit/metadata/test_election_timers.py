@@ -308,7 +308,7 @@ def moved(cluster: Cluster, node: str) -> None:
     assert cluster.partition().leader == node
 
 
-def test_misplaced_leaderships_are_partitions_whose_electable_preferred_leader_does_not_lead() -> None:
+def test_misplaced_leaderships_with_an_electable_preferred_leader_are_its_partitions_led_by_others() -> None:
     cluster = Cluster()
     assert partitions_off_preferred_leader(cluster.fsm.image) == []
     moved(cluster, "b")

@@ -34,7 +34,7 @@ class Bench:
         self.may_flush = threading.Event()
         self.may_flush.set()
         self.error: Exception | None = None
-        """What the next flush meets."""
+        """Error that the next flush raises."""
         self.storage.fault = self._fault
         self.told: list[tuple[str, StorageError | None]] = []
 

@@ -69,7 +69,7 @@ def test_replica_driver_on_hold_handles_queued_events_after_release() -> None:
     assert made.done == ["a", "b", "work", "c", "d", "e"]
 
 
-def test_replica_driver_whose_held_work_raises_stops_the_replica() -> None:
+def test_replica_driver_after_an_exception_in_held_work_stops_the_replica() -> None:
     made = Driven()
 
     def fail() -> None:

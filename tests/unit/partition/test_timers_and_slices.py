@@ -140,7 +140,7 @@ class Wheel:
         self.timers = Timers(loop)
 
     def at(self, now_ms: int) -> list[str]:
-        """What fires then."""
+        """Let the timers run at ``now_ms``, and return the names of those that fire."""
         self.now_ns, self.fired[:] = now_ms * MS, []
         self.timers._fire()
         return list(self.fired)
@@ -171,7 +171,7 @@ def _work() -> None:
 
 
 async def _longest_pause(until: list[int], count: int) -> float:
-    """Of the loop, in s of this process's own time, so that a busy machine says nothing."""
+    """Return the longest CPU time of this thread between two turns of the loop, in seconds. A busy machine does not change it."""
     longest, before = 0.0, time.thread_time()
     while len(until) < count:
         await asyncio.sleep(0)
@@ -194,7 +194,7 @@ async def test_sliced_work_of_many_items_yields_to_the_event_loop() -> None:
     assert done == list(range(300))
 
 
-async def test_sliced_work_runs_an_item_queued_twice_once_until_it_is_finished() -> None:
+async def test_sliced_work_with_an_item_queued_twice_runs_it_once_until_it_is_finished() -> None:
     done: list[int] = []
 
     def work(number: int) -> None:

@@ -404,7 +404,7 @@ def test_raft_session_ends_at_a_chunk_without_a_first_chunk_or_above_the_size_li
     assert (side.delivered, side.links, side.counted("sessions ended: bad chunk")) == ([], [("b", False)], 1)
 
 
-def test_raft_message_whose_first_chunk_arrives_again_drops_earlier_chunks() -> None:
+def test_raft_message_after_a_repeated_first_chunk_drops_earlier_chunks() -> None:
     side = Side().connected()
     side.hear(frame(DATA, flags=FIRST, sequence=1, body=b"ab"))
     side.hear(frame(DATA, flags=FIRST, sequence=2, body=b"cd"))

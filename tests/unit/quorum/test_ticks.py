@@ -180,7 +180,9 @@ def test_raft_entry_with_much_work_is_applied_once_after_several_ticks(core: Raf
     assert ticks >= STEPS // (APPLIED_PER_TICK_BYTES // STEP_BYTES)
 
 
-def test_raft_entry_whose_stepwise_apply_raises_stops_the_member_and_is_not_applied(core: RaftCore, machine: Machine) -> None:
+def test_raft_entry_with_an_exception_in_its_stepwise_apply_stops_the_member_and_is_not_applied(
+    core: RaftCore, machine: Machine
+) -> None:
     machine.fails_at = 3
     core.propose(b"long", lambda *_: None)
     for _ in range(20):

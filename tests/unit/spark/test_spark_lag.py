@@ -31,7 +31,7 @@ def test_spark_lag_per_partition_uses_the_metric_names_of_the_kafka_source(shape
     assert found.metrics == {"avgOffsetsBehindLatest": "7.0", "maxOffsetsBehindLatest": "15", "minOffsetsBehindLatest": "0"}
 
 
-def test_spark_lag_can_be_called_however_it_is_imported() -> None:
+def test_spark_lag_imported_in_any_way_can_be_called() -> None:
     """The function has the name of its module."""
     script = (
         "{}; from liftpy.spark import *; import liftpy.spark as package, liftpy.spark.lag as module\n"

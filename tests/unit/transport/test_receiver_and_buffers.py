@@ -21,7 +21,7 @@ BOUND_BYTES = 100
 
 
 class FakeTransport:
-    """What a Receiver needs of a transport."""
+    """Transport with the methods that a Receiver calls."""
 
     ssl_object: object = None
 

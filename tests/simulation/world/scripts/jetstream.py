@@ -130,7 +130,7 @@ class _JetStream:
         self._connection = s.client.transport.connection
 
     async def answer(self, request: str, body: str = "") -> dict[str, Any]:
-        """Return the JSON answer to a request. Of a message or a status line, return the headers and ``data``."""
+        """Return the JSON answer to a request. If the answer is a message or a status line, return its headers and ``data``."""
         found = await self._connection.request(f"$JS.hub.API.{request}", body.encode(), timeout=9)
         headers = {str(getattr(name, "value", name)): value for name, value in (found.headers or {}).items()}
         return {**headers, "data": found.data} if headers else dict(json.loads(found.data))
