@@ -426,12 +426,18 @@ def test_group_coordinator_settlement_above_the_limit_of_a_command_changes_nothi
     lab.say(40.0, take=pb.TakeRecords(member="n", stream="s", uid=UID, partition=0, maxRecords=20, logEnd=20))
     (first, second) = lab.query("g").queues
     assert (first.acknowledgedBelow, second.acknowledgedBelow, second.returned) == ((20, 0, 16) if is_bounded else (20, 20, 0))
+
+
+def test_group_coordinator_only_settlement_of_a_command_above_the_limit_is_applied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "MAX_SETTLED_RANGES", 5)
-    take = pb.TakeRecords(member="m", stream="s", uid=UID, partition=1, maxRecords=20, logEnd=20)
-    leases = [piece.lease for piece in lab.say(50.0, take=take).granted]
-    ack = pb.RecordRange(start=0, end=20, lease=max(leases, default=1))
-    only = pb.Settlement(kind=pb.SETTLE_ACK, stream="s", uid=UID, partition=1, ranges=[ack])
-    assert "settle fewer records at once" not in lab.say(50.0, settle=pb.SettleRecords(member="m", settlements=[only])).detail
+    lab = Lab()
+    lab.say(take=pb.TakeRecords(member="m", stream="s", uid=UID, maxRecords=20, logEnd=20))
+    for ranges in ([(at, at + 1) for at in (1, 3, 5, 7)], [(0, 20)]):  # the first ack leaves 9 ranges
+        own = [pb.RecordRange(start=start, end=end, lease=1) for start, end in ranges]
+        ack = pb.Settlement(kind=pb.SETTLE_ACK, stream="s", uid=UID, ranges=own)
+        lab.say(settle=pb.SettleRecords(member="m", settlements=[ack]))
+    (queue,) = lab.query("g").queues
+    assert queue.acknowledgedBelow == 20
 
 
 def test_group_coordinator_snapshot_encoded_later_has_the_state_at_its_request() -> None:
