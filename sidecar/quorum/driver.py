@@ -110,6 +110,8 @@ class GroupDriver:
         """Received frames that wait for the next tick. If there are too many, the oldest is dropped, and its session finds a gap."""
         self.inbox_bytes = 0
         self.frames_lost = 0
+        self._proposed: set[asyncio.Future[Answer]] = set()
+        """Proposals without a result."""
         self._answers: list[tuple[asyncio.Future[Answer], Answer]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = 0.0
@@ -125,9 +127,13 @@ class GroupDriver:
         self.tick()
 
     def stop(self) -> None:
+        """End the ticks. Proposals without a result get the reason UNKNOWN_OUTCOME, so that nobody waits for their timeout."""
         self.stopped = True
         if self._timer is not None:
             self._timer.cancel()
+        for future in tuple(self._proposed):
+            if not future.done():
+                future.set_result((None, FAIL_REASON.UNKNOWN_OUTCOME))
 
     def frame_received(self, sender: str, frame: bytes) -> None:
         """Queue a frame from NATS for the next tick, which runs soon. If the queue is full, drop its oldest frames."""
@@ -145,6 +151,8 @@ class GroupDriver:
         command changes the controllers.
         """
         future: asyncio.Future[Answer] = self._loop.create_future()
+        self._proposed.add(future)
+        future.add_done_callback(self._proposed.discard)
         self._core.propose(command, lambda answer, reason: self._answers.append((future, (answer, reason))), change=change)
         self.wake()
         return future
@@ -200,7 +208,4 @@ class GroupDriver:
     def _fail(self, error: Exception) -> None:
         logger.critical("controller failed error=%s: stopping it", error, exc_info=error)
         self.stop()
-        for future, _ in self._answers:
-            if not future.done():
-                future.set_result((None, FAIL_REASON.UNKNOWN_OUTCOME))
         self._fatal(error)

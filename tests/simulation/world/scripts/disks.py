@@ -66,6 +66,21 @@ async def script_disk_is_full_and_has_room_again(s: Stage) -> None:
 
 
 @script()
+async def script_disk_of_the_node_that_leads_everything_is_full(s: Stage) -> None:
+    """Given a node that leads the metadata group and a partition, when its disk is full, another node leads within 1.5 s.
+
+    The node gives its leadership up by a request to the metadata group. Its own member of the group fails while it has this request.
+    """
+    node = await s.controller()
+    await s.create("orders", leader=node)
+    s[node].disk.is_full = True
+    await s.fails(s.publish("orders", 1, timeout_s=3), PublishRejectedError)
+    await s.becomes(lambda: s.leader("orders") not in ("", node), within_s=1.5, what="another node leads")
+    s.expect(await s.publish("orders"), [0], "offset at the new leader")
+    s[node].disk.heal()
+
+
+@script()
 async def script_slow_flush_is_reported(s: Stage) -> None:
     """Given a leader, when one flush takes 3 s, the node reports it, and publishes are acknowledged after it."""
     await s.create("orders", leader="n2")
