@@ -77,6 +77,8 @@ class QuietRules:
         if no_replica := _NO_REPLICA.search(line):
             node, stream, partition = no_replica.groups()
             return node not in {worker.node_id for worker in workers_of(self._world).get((stream, int(partition)), [])}
+        if "service version activated" in line:  # a service tries again up to 10 s after a fault
+            return True
         if "controllers in the settings differ" in line:  # nodes repeat it until an operator corrects their settings
             return self._world.profile.changes_controllers or self._world.profile.loses_node
         return "wall clock not trusted" in line and bool(self._world.scheduler.counters["fault: clock-jump"])
