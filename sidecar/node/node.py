@@ -556,7 +556,7 @@ class Node(RunningNode):
             subjects=self.subjects,
             node_inboxes=self._node_inboxes,
             router=router,
-            notifications=Notifications(bus, self.subjects, settings.node_id),
+            notifications=Notifications(bus, self.subjects),
             fetch_combiner=combiner,
             probes=self._probes,
             proposals=self._proposals,

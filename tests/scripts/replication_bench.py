@@ -23,6 +23,7 @@ from liftpy.core.publish.log_state import LogState
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.log_offsets import EpochVerdict, OffsetCheck
+from liftpy.core.replication.messages import FetchRequest
 from liftpy.core.wire.batch import RecordBatch, split_batches
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from sidecar.partition.reads import ReadSubjects, ReadTools
@@ -118,7 +119,7 @@ class ReplicationBench:
         self.log, _ = Log.open(MemoryStorage(), StreamConfig())
         self.subjects = Subjects()
         self.counters: Counter[str] = Counter()
-        self.fetches: list[ev.FetchReceived] = []
+        self.fetches: list[FetchRequest] = []
         inboxes = InboxRule(("_INBOX.",))
         self.acks = PendingAcks(shell, self.key, SUBJECT)
         replica: Any = FakeReplica(may_refuse)

@@ -45,7 +45,6 @@ from liftpy.core.replication.effects import (
     RejectReason,
     ReplayLog,
     SendAcks,
-    SendNotice,
     StartServing,
     TransferCause,
     TransferLeadership,
@@ -54,8 +53,6 @@ from liftpy.core.replication.effects import (
 from liftpy.core.replication.events import (
     CombinedFetchReceived,
     Deadline,
-    EpochQueryReceived,
-    FetchReceived,
     IsrChangeAnswered,
     PublishesReceived,
     ReplicaAbsent,
@@ -63,6 +60,7 @@ from liftpy.core.replication.events import (
 from liftpy.core.replication.fetch_handler import FetchHandler
 from liftpy.core.replication.inflight_limits import InflightLimits, size_in_memory
 from liftpy.core.replication.isr import IsrChange, SlowFlushes, new_high_watermark, successor, to_keep_out
+from liftpy.core.replication.messages import EpochQuery, FetchRequest, LeaderNotice
 from liftpy.core.replication.phases import LeaderPhase, Phase, RoleName
 from liftpy.core.replication.role import Effects, ReplicaContext, ReplicaRole, nanoseconds
 
@@ -454,14 +452,14 @@ class LeaderRole(ReplicaRole):
             out.append(SendAcks(policy=AckPolicy.ALL, through_offset=log.high_watermark, leader_epoch=self.leader_epoch))
 
     # ---- followers -------------------------------------------------------------------------------------------------
-    def fetch_received(self, event: FetchReceived, now_ns: int, out: Effects) -> None:
+    def fetch_received(self, event: FetchRequest, now_ns: int, out: Effects) -> None:
         """Record the position of a follower's fetch and raise the HW. Then answer the fetch, so that the answer has the new HW.
 
         An invalid fetch is rejected.
         """
         before = self.handler.newest_offset_of(event.replica)
         if (reason := self.handler.fetch_received(event, now_ns)) is not None:
-            self.refuse(event.token, reason, out)
+            self.refuse(event, reason, out)
             self._open_when_free(now_ns, out)
             return
         self._open_when_free(now_ns, out)
@@ -487,7 +485,7 @@ class LeaderRole(ReplicaRole):
         if self.handler.still_waits(event, now_ns):
             out.append(ConfirmCombinedFetch(token=event.token))
 
-    def epoch_query_received(self, event: EpochQueryReceived, now_ns: int, out: Effects) -> None:
+    def epoch_query_received(self, event: EpochQuery, now_ns: int, out: Effects) -> None:
         self.handler.epoch_query_received(event, now_ns, out)
         self._open_when_free(now_ns, out)
 
@@ -507,8 +505,9 @@ class LeaderRole(ReplicaRole):
             self._want_notice(notice_since_ns + _NOTICE_DELAY_NS, out)
         if replicas:
             out.append(
-                SendNotice(
+                LeaderNotice(
                     replicas=replicas,
+                    leader=self.shared.node_id,
                     leader_epoch=self.leader_epoch,
                     epoch=self.shared.state.epoch,
                     epoch_start_offset=self.epoch_start_offset,

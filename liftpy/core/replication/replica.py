@@ -46,13 +46,14 @@ from liftpy.core.replication.effects import (
     ReportPromotion,
     StartServing,
 )
-from liftpy.core.replication.events import Deadline, EpochQueryReceived, FetchReceived, PublishesReceived
+from liftpy.core.replication.events import Deadline, PublishesReceived
 from liftpy.core.replication.fetch_handler import FetchHandler
 from liftpy.core.replication.follower import FollowerRole, report_leader
 from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.replication.leader import LeaderRole
 from liftpy.core.replication.lease import EarlierLeaders, Lease, ReplicaLease
 from liftpy.core.replication.log_offsets import EpochVerdict, LogOffsets, judge
+from liftpy.core.replication.messages import EpochAnswer, EpochQuery, FetchRefusal, FetchRequest, LeaderNotice
 from liftpy.core.replication.phases import InactivePhase, LeaderPhase, RoleName
 from liftpy.core.replication.role import Backoff, Effects, ReplicaContext, ReplicaRole, nanoseconds, standby_successor_of
 
@@ -229,7 +230,7 @@ class CandidateRole(ReplicaRole):
         interval_ns = nanoseconds(self.shared.config.candidate_timeout_s) // _REPORTS_PER_TIMEOUT
         self.shared.deadlines.set(Deadline.PROMOTION, now_ns + interval_ns, out)
 
-    def fetch_received(self, event: FetchReceived, now_ns: int, out: Effects) -> None:
+    def fetch_received(self, event: FetchRequest, now_ns: int, out: Effects) -> None:
         """Answer a follower's fetch in the proposed epoch. Before the LeaderEpoch and the log are durable, reject it.
 
         The fetched position is recorded. It has an effect on the high watermark only when this replica leads.
@@ -240,11 +241,11 @@ class CandidateRole(ReplicaRole):
             return
         reason = self.handler.fetch_received(event, now_ns)
         if reason is not None:
-            self.refuse(event.token, reason, out)
+            self.refuse(event, reason, out)
         elif self.handler.answer(event, now_ns, out):
             self.handler.send_high_watermark(event.replica, out)  # what it needs to know of a candidate is that it is there
 
-    def epoch_query_received(self, event: EpochQueryReceived, now_ns: int, out: Effects) -> None:
+    def epoch_query_received(self, event: EpochQuery, now_ns: int, out: Effects) -> None:
         if self.phase is LeaderPhase.LOG_REPLICATION:
             self.handler.record_request(event.replica, event.current_epoch, now_ns)
             super().epoch_query_received(event, now_ns, out)
@@ -554,7 +555,7 @@ class Replica:
         out: list[Effect] = []
         role = self._role
         match event:
-            case ev.FetchReceived():
+            case FetchRequest():
                 role.fetch_received(event, now_ns, out)
             case ev.FetchAnswered():
                 role.fetch_answered(event, now_ns, out)
@@ -582,17 +583,17 @@ class Replica:
                 role.combined_fetch_ended(event, now_ns, out)
             case ev.FetchPieceArrived():
                 role.fetch_piece_arrived(event, now_ns, out)
-            case ev.FetchRefused():
+            case FetchRefusal():
                 role.fetch_refused(event, now_ns, out)
             case ev.RequestFailed():
                 role.request_failed(event, now_ns, out)
-            case ev.EpochQueryReceived():
+            case EpochQuery():
                 role.epoch_query_received(event, now_ns, out)
-            case ev.EpochQueryAnswered():
+            case EpochAnswer():
                 role.epoch_query_answered(event, now_ns, out)
             case ev.ReplicaAbsent():
                 role.replica_absent(event, now_ns, out)
-            case ev.NoticeReceived():
+            case LeaderNotice():
                 role.notice_received(event, now_ns, out)
             case ev.IsrChangeAnswered():
                 role.isr_change_answered(event, now_ns, out)

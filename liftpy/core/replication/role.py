@@ -28,29 +28,23 @@ from liftpy.core.replication.effects import (
     Effect,
     RaiseHighWatermark,
     RoleChanged,
-    SendFetchRefusal,
     SetDeadline,
 )
 from liftpy.core.replication.events import (
     CombinedFetchEnded,
     CombinedFetchReceived,
     Deadline,
-    EpochQueryAnswered,
-    EpochQueryReceived,
     FetchAnswered,
     FetchPieceArrived,
-    FetchReceived,
-    FetchRefused,
     IsrChangeAnswered,
-    NoticeReceived,
     PublishesReceived,
-    RefusalReason,
     ReplicaAbsent,
     RequestFailed,
 )
 from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.replication.lease import EarlierLeaders, ReplicaLease
 from liftpy.core.replication.log_offsets import LogOffsets
+from liftpy.core.replication.messages import EpochAnswer, EpochQuery, FetchRefusal, FetchRequest, LeaderNotice, RefusalReason
 from liftpy.core.replication.phases import Phase, RoleName
 
 _MASK = (1 << 64) - 1
@@ -252,16 +246,17 @@ class ReplicaRole:
 
     def duplicate_received(self, last_offset: int, now_ns: int, out: Effects) -> None: ...
 
-    def fetch_received(self, event: FetchReceived, now_ns: int, out: Effects) -> None:
-        self.refuse(event.token, RefusalReason.NOT_LEADER, out)
+    def fetch_received(self, event: FetchRequest, now_ns: int, out: Effects) -> None:
+        self.refuse(event, RefusalReason.NOT_LEADER, out)
 
-    def epoch_query_received(self, event: EpochQueryReceived, now_ns: int, out: Effects) -> None:
-        self.refuse(event.token, RefusalReason.NOT_LEADER, out)
+    def epoch_query_received(self, event: EpochQuery, now_ns: int, out: Effects) -> None:
+        self.refuse(event, RefusalReason.NOT_LEADER, out)
 
-    def refuse(self, token: int, reason: RefusalReason, out: Effects) -> None:
+    def refuse(self, request: FetchRequest | EpochQuery, reason: RefusalReason, out: Effects) -> None:
         out.append(
-            SendFetchRefusal(
-                token=token,
+            FetchRefusal(
+                token=request.token,
+                request_id=request.request_id,
                 reason=reason,
                 leader_epoch=self.leader_epoch,
                 log_start_offset=self.log.log_start_offset,
@@ -276,11 +271,11 @@ class ReplicaRole:
 
     def fetch_piece_arrived(self, event: FetchPieceArrived, now_ns: int, out: Effects) -> None: ...
 
-    def fetch_refused(self, event: FetchRefused, now_ns: int, out: Effects) -> None: ...
+    def fetch_refused(self, event: FetchRefusal, now_ns: int, out: Effects) -> None: ...
 
     def request_failed(self, event: RequestFailed, now_ns: int, out: Effects) -> None: ...
 
-    def epoch_query_answered(self, event: EpochQueryAnswered, now_ns: int, out: Effects) -> None: ...
+    def epoch_query_answered(self, event: EpochAnswer, now_ns: int, out: Effects) -> None: ...
 
     def data_path_restored(self, now_ns: int, out: Effects) -> None: ...
 
@@ -288,7 +283,7 @@ class ReplicaRole:
 
     def notification_received(self, now_ns: int, out: Effects) -> None: ...
 
-    def notice_received(self, event: NoticeReceived, now_ns: int, out: Effects) -> None: ...
+    def notice_received(self, event: LeaderNotice, now_ns: int, out: Effects) -> None: ...
 
     def replica_absent(self, event: ReplicaAbsent, now_ns: int, out: Effects) -> None: ...
 

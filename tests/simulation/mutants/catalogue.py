@@ -25,13 +25,14 @@ from liftpy.core.replication import effects as do
 from liftpy.core.replication import follower, leader
 from liftpy.core.replication import isr as commit
 from liftpy.core.replication import isr as lag
-from liftpy.core.replication.events import LeaseChanged, RefusalReason
+from liftpy.core.replication.events import LeaseChanged
 from liftpy.core.replication.fetch_handler import FetchHandler
 from liftpy.core.replication.follower import FollowerRole, Truncation
 from liftpy.core.replication.isr import FollowerProgress, IsrChange
 from liftpy.core.replication.leader import LeaderRole
 from liftpy.core.replication.lease import Lease, ReplicaLease
 from liftpy.core.replication.log_offsets import LogOffsets
+from liftpy.core.replication.messages import EpochAnswer, RefusalReason
 from liftpy.core.replication.phases import FollowerPhase, LeaderPhase
 from liftpy.core.replication.replica import Replica
 from liftpy.core.replication.role import ReplicaContext
@@ -95,7 +96,7 @@ def minus_one_sentinel() -> Patches:
         if epoch == 0:
             epoch, end_offset = event.requested_epoch, self._log.log_end_offset
         out.append(
-            do.SendEpochAnswer(
+            EpochAnswer(
                 token=event.token,
                 leader_epoch=epoch,
                 last_offset=end_offset - 1,
@@ -131,7 +132,7 @@ def offset_query_unfenced() -> Patches:
     def answer(self: FetchHandler, event: Any, now_ns: int, out: list) -> None:
         mine: list = []
         real(self, replace(event, current_epoch=self._leader_epoch), now_ns, mine)
-        out += [replace(e, current_epoch=event.current_epoch) if isinstance(e, do.SendEpochAnswer) else e for e in mine]
+        out += [replace(e, current_epoch=event.current_epoch) if isinstance(e, EpochAnswer) else e for e in mine]
 
     return [method(FetchHandler, "epoch_query_received", answer), method(LeaderRole, "leave", lambda self, out: None)]
 

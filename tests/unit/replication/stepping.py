@@ -10,6 +10,7 @@ from liftpy.core.base.partition import PartitionMetadata, PartitionState, Partit
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.lease import Lease
+from liftpy.core.replication.messages import FetchRequest
 from liftpy.core.replication.replica import Replica
 
 KEY = PartitionKey("orders", "uid-1", 0)
@@ -119,7 +120,7 @@ class Stepped:
             "offset_epoch": offset_epoch if offset >= 0 else 0, "request_id": self.tokens, "max_bytes": 0,
             "stream_uid": KEY.uid,
         }  # fmt: skip
-        return self.step(ev.FetchReceived(**{**event, **other}))  # type: ignore[arg-type]
+        return self.step(FetchRequest(**{**event, **other}))  # type: ignore[arg-type]
 
     # ---- a follower's day --------------------------------------------------------------------------------------------
     def follows(self, partition: PartitionMetadata | None = None) -> Stepped:
@@ -128,7 +129,7 @@ class Stepped:
         return self
 
     def answered(self, spans: list[tuple[int, int, int]], hw: int, request: int | None = None) -> list[do.Effect]:
-        request_id = self.only(do.SendFetch).request_id if request is None else request
+        request_id = self.only(FetchRequest).request_id if request is None else request
         self.tokens += 1
         spanned = tuple(ev.BatchSpan(**dict(zip(ev.BatchSpan.__dataclass_fields__, span, strict=True))) for span in spans)
         return self.step(

@@ -15,7 +15,6 @@ from liftpy.config import ReplicationConfig
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication import isr
-from liftpy.core.replication.events import EpochQueryAnswered, RefusalReason
 from liftpy.core.replication.follower import LogReset, Truncation, reconcile
 from liftpy.core.replication.isr import (
     REACH_NS,
@@ -26,6 +25,7 @@ from liftpy.core.replication.isr import (
 )
 from liftpy.core.replication.lease import Lease
 from liftpy.core.replication.log_offsets import LogOffsets
+from liftpy.core.replication.messages import EpochAnswer, FetchRefusal, RefusalReason
 from liftpy.core.replication.role import Backoff
 from tests.each import each
 from tests.unit.replication.stepping import Stepped, state
@@ -53,7 +53,7 @@ def test_fetch_of_a_fenced_incarnation_is_answered_but_does_not_move_the_high_wa
     assert leader.replica.high_watermark == -1
     leader.told(state(leader_epoch=2, epoch=3), {"a": 1, "b": 1, "c": 2})
     leader.fetch("c", 2, incarnation=1)
-    assert leader.only(do.SendFetchRefusal).reason is RefusalReason.STALE_INCARNATION
+    assert leader.only(FetchRefusal).reason is RefusalReason.STALE_INCARNATION
     assert leader.replica.high_watermark == -1
     leader.fetch("c", 2, incarnation=2)
     assert leader.replica.high_watermark == 2
@@ -128,8 +128,8 @@ def log(epochs: tuple[tuple[int, int], ...], end: int, start: int = 0) -> LogOff
     return opened
 
 
-def answer(epoch: int, last: int, start: int = 0) -> EpochQueryAnswered:
-    return EpochQueryAnswered(request_id=1, leader_epoch=epoch, last_offset=last, current_epoch=9, log_start_offset=start)
+def answer(epoch: int, last: int, start: int = 0) -> EpochAnswer:
+    return EpochAnswer(request_id=1, leader_epoch=epoch, last_offset=last, current_epoch=9, log_start_offset=start)
 
 
 def test_reconciliation_with_another_epoch_truncates_the_log_and_needs_a_second_epoch_query() -> None:

@@ -13,6 +13,7 @@ from liftpy.core.replication import events as ev
 from liftpy.core.replication.catchup_throttle import CatchupThrottle, backlog_part, pace_of
 from liftpy.core.replication.isr import FollowerProgress, IsrChange
 from liftpy.core.replication.leader import heir, majority_holds, next_to_go
+from liftpy.core.replication.messages import FetchRequest
 from liftpy.core.replication.replica import Replica
 from tests.each import each
 from tests.unit.replication.stepping import S, Stepped, state
@@ -149,7 +150,7 @@ class Learner(Stepped):
         self.follows(replace(held, state=moved))
 
     def copies(self, base: int, last: int, hw: int, *, size_bytes: int, took_ms: int = 0) -> None:
-        request_id = self.only(do.SendFetch).request_id
+        request_id = self.only(FetchRequest).request_id
         span = ev.BatchSpan(base_offset=base, last_offset=last, leader_epoch=1)
         self.step(
             ev.FetchAnswered(
@@ -163,7 +164,7 @@ class Learner(Stepped):
 def test_learner_that_is_behind_waits_for_the_catchup_throttle_before_its_next_fetch() -> None:
     config = ReplicationConfig(copy_bytes_per_s=10_000_000, copy_duty_cycle=0.1, copy_fetch_bytes=50_000)
     learner = Learner(config)
-    assert learner.only(do.SendFetch).max_bytes == 50_000
+    assert learner.only(FetchRequest).max_bytes == 50_000
     learner.copies(0, 9, 99, size_bytes=100_000, took_ms=2)
     assert learner.replica.phase == "FOLLOWER_PACED"
     assert learner.only(do.SetDeadline).at_ns == 100 * S + 20 * MS, "ten times what it took"
@@ -171,9 +172,9 @@ def test_learner_that_is_behind_waits_for_the_catchup_throttle_before_its_next_f
     learner.copies(10, 19, 104, size_bytes=100_000)
     assert learner.only(do.SetDeadline).at_ns == 100 * S + 25 * MS, "half of it was growth, and it took no time"
     learner.fire(ev.Deadline.FETCH)
-    assert learner.only(do.SendFetch).max_bytes == 100_000, "a piece, and what came on top"
+    assert learner.only(FetchRequest).max_bytes == 100_000, "a piece, and what came on top"
     learner.copies(20, 104, 104, size_bytes=100_000)
-    assert learner.has(do.SendFetch)
+    assert learner.has(FetchRequest)
 
 
 def test_learner_replica_that_stops_releases_its_reserved_time_of_the_catchup_throttle() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from liftpy.config import ReplicationConfig
-from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication import isr as lag
 from liftpy.core.replication.isr import FollowerProgress, SlowFlushes, successor, to_keep_out
+from liftpy.core.replication.messages import FetchRequest
 from liftpy.errors import ConfigError
 from tests.each import each
 from tests.unit.replication.stepping import S, Stepped
@@ -150,10 +150,10 @@ def test_slow_leader_transfers_only_to_a_live_caught_up_follower_with_min_isr_fa
 # ---- in the leader's role ------------------------------------------------------------------------------------------------
 def test_follower_fetch_contains_its_last_flush_time() -> None:
     follower = Stepped("b").follows()
-    assert follower.only(do.SendFetch).flush_ns == 0
+    assert follower.only(FetchRequest).flush_ns == 0
     follower.answered([(0, 2, 1)], -1)
     follower.step(ev.LogFlushed(end_offset=3, took_ns=SLOW))
-    assert follower.only(do.SendFetch).flush_ns == SLOW
+    assert follower.only(FetchRequest).flush_ns == SLOW
 
 
 @each(
