@@ -379,20 +379,7 @@ class LeaderRole(ReplicaRole):
         if not self.handler.may_send_acks(now_ns):
             return
         metadata, log, positions = self.shared.metadata, self.log, self.handler.positions()
-        offset = min(
-            new_high_watermark(
-                metadata.config.commit_policy,
-                positions,
-                replicas=replicas,
-                isr=metadata.isr,
-                maximal_isr=self.isr_change.maximal(metadata.isr),
-                may_lead=metadata.may_lead,
-                min_isr=metadata.min_isr,
-                epoch_start_offset=self.epoch_start_offset,
-                high_watermark=log.high_watermark,
-            )
-            for replicas in self.isr_change.replica_sets(metadata.state.replicas)
-        )
+        offset = new_high_watermark(metadata, self.isr_change, positions, self.epoch_start_offset, log.high_watermark)
         if offset > log.high_watermark:
             self.shared.raise_high_watermark(min(offset, log.flushed_newest_offset), out)
             self.intake.committed(log.high_watermark)
@@ -523,35 +510,15 @@ class LeaderRole(ReplicaRole):
         if change.in_flight or now_ns < change.retry_at_ns or not self.shared.lease.is_current(now_ns):
             return
         slow = to_keep_out(self.shared.node_id, metadata.isr, self.flushes.slow(now_ns))
-        log_end_offset, max_lag_ns = self.log.log_end_offset, nanoseconds(config.max_lag_time_s)
-        if not slow and not change.unsettled and not metadata.state.target:
-            leader, followers, live = self.shared.node_id, self.handler.followers, self.shared.live
-            if isr.is_unchanged(
-                leader, metadata.isr, followers, live, log_end_offset=log_end_offset, now_ns=now_ns, max_lag_ns=max_lag_ns
-            ):
-                return
-        wanted = isr.wanted_isr(
-            self.shared.node_id,
-            metadata.isr,
-            self.handler.followers,
-            self.shared.live,
-            high_watermark=self.log.high_watermark,
-            epoch_start_offset=self.epoch_start_offset,
-            log_end_offset=log_end_offset,
-            now_ns=now_ns,
-            max_lag_ns=max_lag_ns,
-            max_lag_records=config.max_lag_records,
-            by_quorum=self._commits_by_quorum,
-            replica_count=len(metadata.state.replicas),
-            min_isr=metadata.min_isr,
-            slow_disks=slow,
-        )
+        followers = self.handler.followers
+        if not slow and not change.unsettled and not metadata.state.target and isr.is_unchanged(self.shared, followers, now_ns):
+            return
+        wanted = isr.wanted_isr(self.shared, followers, self.epoch_start_offset, slow, now_ns)
         joining = metadata.state.joining
         if joining and joining not in metadata.state.target:  # the number of replicas was lowered during the copy
             wanted -= {joining}
-        followers, high_watermark = self.handler.followers, self.log.high_watermark
         heirs = frozenset() if self._commits_by_quorum else metadata.isr | metadata.may_lead
-        lost = isr.have_lost(followers, heirs, high_watermark)
+        lost = isr.have_lost(followers, heirs, self.log.high_watermark)
         evicted = self._may_go(wanted, now_ns)
         if evicted == self.shared.node_id:
             self._transfer_to_target(now_ns, out)

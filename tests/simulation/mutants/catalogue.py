@@ -22,7 +22,7 @@ from liftpy.core.metadata.sessions import AnsweredHeartbeats, LeaseGrant
 from liftpy.core.partition.reads import Reads
 from liftpy.core.publish.acks import PendingAcks
 from liftpy.core.replication import effects as do
-from liftpy.core.replication import follower, leader
+from liftpy.core.replication import follower
 from liftpy.core.replication import isr as commit
 from liftpy.core.replication import isr as lag
 from liftpy.core.replication.events import LeaseChanged
@@ -216,8 +216,11 @@ def overtaken_fetch_counts() -> Patches:
 
 
 def min_isr_not_looked_at() -> Patches:
-    real = leader.new_high_watermark
-    return [method(leader, "new_high_watermark", lambda *a, **k: real(*a, **{**k, "min_isr": 1}))]
+    by_isr, by_quorum = commit.isr_high_watermark, commit.quorum_high_watermark
+    return [
+        method(commit, "isr_high_watermark", lambda *a: by_isr(*a[:3], 1, a[4])),
+        method(commit, "quorum_high_watermark", lambda *a: by_quorum(*a[:3], 1, *a[4:])),
+    ]
 
 
 def quorum_commits_older_epochs() -> Patches:

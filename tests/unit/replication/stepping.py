@@ -9,9 +9,10 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.partition import PartitionMetadata, PartitionState, PartitionStatus
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
-from liftpy.core.replication.lease import Lease
+from liftpy.core.replication.lease import EarlierLeaders, Lease, ReplicaLease
 from liftpy.core.replication.messages import FetchRequest
 from liftpy.core.replication.replica import Replica
+from liftpy.core.replication.role import Backoff, ReplicaContext
 
 KEY = PartitionKey("orders", "uid-1", 0)
 S = 1_000_000_000
@@ -37,6 +38,18 @@ def state(
         status=status, candidate=candidate, leaderships=leaderships, unclean_elected=unclean_elected,
     )  # fmt: skip
     return PartitionMetadata(key=KEY, config=StreamConfig(min_isr=min_isr, commit_policy=policy), state=partition)
+
+
+def leader_context(
+    metadata: PartitionMetadata, live: dict[str, int], *, end: int, hw: int, max_lag_s: float = 5, max_lag_records: int = 0
+) -> ReplicaContext:
+    """State of the replica on node a, whose log ends at ``end`` (exclusive)."""
+    config = ReplicationConfig(max_lag_records=max_lag_records)
+    object.__setattr__(config, "max_lag_time_s", max_lag_s)  # below the bounds of the setting, so that times are small numbers
+    shared = ReplicaContext("a", 1, config, ReplicaLease(Lease(S)), Backoff(1, 1, 0), EarlierLeaders("a", S))
+    shared.log.set_recovered(0, end, hw, ())
+    shared.metadata, shared.live = metadata, live
+    return shared
 
 
 class Stepped:

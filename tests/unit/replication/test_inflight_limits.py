@@ -18,7 +18,7 @@ from liftpy.core.replication.inflight_limits import (
     size_in_memory,
 )
 from liftpy.core.replication.isr import FollowerProgress, wanted_isr
-from tests.unit.replication.stepping import KEY, S, Stepped, state
+from tests.unit.replication.stepping import KEY, S, Stepped, leader_context, state
 
 KIB = 1024
 MIB = 1024 * 1024
@@ -186,20 +186,8 @@ def progress(position: int, *, caught_up_ago_s: float, progressed_ago_s: float, 
 
 
 def wanted(followers: dict[str, FollowerProgress], now_ns: int, *, isr: str = "abc", min_isr: int = 2) -> str:
-    found = wanted_isr(
-        "a",
-        frozenset(isr),
-        followers,
-        {"a": 1, "b": 1, "c": 1},
-        high_watermark=5,
-        epoch_start_offset=0,
-        log_end_offset=1000,
-        now_ns=now_ns,
-        max_lag_ns=5 * S,
-        max_lag_records=0,
-        min_isr=min_isr,
-    )
-    return "".join(sorted(found))
+    shared = leader_context(state(isr=isr, min_isr=min_isr), {"a": 1, "b": 1, "c": 1}, end=1000, hw=5)
+    return "".join(sorted(wanted_isr(shared, followers, 0, frozenset(), now_ns)))
 
 
 def test_follower_that_makes_progress_stays_in_the_isr_despite_its_lag() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from liftpy.core.base.partition import PartitionMetadata, PartitionState, Partit
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.events import Deadline
-from liftpy.core.replication.isr import new_high_watermark
+from liftpy.core.replication.isr import IsrChange, new_high_watermark, quorum_high_watermark
 from liftpy.core.replication.messages import EpochAnswer, EpochQuery, FetchRefusal, FetchRequest, LeaderNotice, RefusalReason
 from liftpy.core.replication.replica import ReplicaSnapshot
 from tests.each import each
@@ -78,7 +79,9 @@ def test_epoch_query_of_another_leader_epoch_is_rejected() -> None:
 def test_leader_with_an_empty_log_or_epoch_answers_epoch_queries_with_the_end_offset() -> None:
     empty = Stepped("a").leads()
     empty.step(EpochQuery(token=1, replica="b", request_id=7, requested_epoch=1, current_epoch=2, stream_uid=KEY.uid))
-    assert empty.only(EpochAnswer) == EpochAnswer(token=1, leader_epoch=0, last_offset=-1, current_epoch=2, log_start_offset=0)
+    assert empty.only(EpochAnswer) == EpochAnswer(
+        token=1, request_id=7, leader_epoch=0, last_offset=-1, current_epoch=2, log_start_offset=0
+    )
     empty_epoch = Stepped("a").leads(end=5)
     empty_epoch.step(EpochQuery(token=1, replica="b", request_id=7, requested_epoch=2, current_epoch=2, stream_uid=KEY.uid))
     assert empty_epoch.only(EpochAnswer) == EpochAnswer(
@@ -411,21 +414,26 @@ def test_leader_sends_the_high_watermark_with_the_next_records_or_shortly_after(
         ({"a": 9, "b": 7, "c": 5}, {}, 7),
         ({"a": 9, "b": 5, "c": 5}, {}, 3),  # nothing of this epoch is held by a majority
         ({"a": 9, "b": 6, "c": 2}, {}, 6),
-        ({"a": 9, "b": 6, "c": 2}, {"isr": ("a",)}, 3),
+        ({"a": 9, "b": 6, "c": 2}, {"isr_count": 1}, 3),
         ({"a": 5, "b": 5, "c": 5}, {"may_lead": ("a", "b", "c")}, 5),  # everyone who may be elected has all of it
         ({"a": 5, "b": 5, "c": 4}, {"may_lead": ("a", "b", "c")}, 4),
-        ({"a": 5, "b": 5, "c": 4}, {"may_lead": ("a", "b"), "maximal_isr": ("a", "b")}, 5),
-        ({"a": 5, "b": 5, "c": 4}, {"may_lead": ("a", "b"), "maximal_isr": ("a", "b", "c")}, 4),  # c may have become one
+        ({"a": 5, "b": 5, "c": 4}, {"may_lead": ("a", "b")}, 5),
     ],
 )
 def test_quorum_high_watermark_is_the_highest_offset_on_a_majority_of_known_positions(
-    positions: dict[str, int | None], changes: dict[str, tuple[str, ...]], wanted: int
+    positions: dict[str, int | None], changes: dict[str, Any], wanted: int
 ) -> None:
-    known: dict[str, Any] = {"replicas": ("a", "b", "c"), "isr": ("a", "b", "c"), "maximal_isr": ("a", "b", "c")}
-    found = new_high_watermark(
-        CommitPolicy.QUORUM, positions, min_isr=2, epoch_start_offset=6, high_watermark=3, **{**known, **changes}
-    )
-    assert found == wanted
+    known: dict[str, Any] = {"replicas": ("a", "b", "c"), "isr_count": 3, "min_isr": 2}
+    assert quorum_high_watermark(positions, epoch_start_offset=6, high_watermark=3, **{**known, **changes}) == wanted
+
+
+@each(("joins", "wanted"), [(False, 5), (True, 4)])
+def test_quorum_high_watermark_counts_a_member_whose_isr_change_has_no_outcome(joins: bool, wanted: int) -> None:
+    metadata, change = state(isr="ab", policy=CommitPolicy.QUORUM), IsrChange()
+    metadata = replace(metadata, state=replace(metadata.state, incomplete=("c",)))
+    if joins:
+        change.record_attempt(frozenset("abc"))
+    assert new_high_watermark(metadata, change, {"a": 5, "b": 5, "c": 4}, 6, 3) == wanted
 
 
 @pytest.mark.parametrize(("isr", "high_watermark"), [("ab", 5), ("a", 2)])
