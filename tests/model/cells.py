@@ -131,7 +131,7 @@ def put_back_times(replica: Replica) -> None:
     shared, role = shared_of(replica), role_of(replica)
     shared.backoff._state = shared.backoff._failures = 0
     shared.deadlines._at_ns = {kind: NOW for kind in _KINDS if shared.deadlines.is_set(kind)}
-    shared.succession = EarlierLeaders(shared.node_id, 0)
+    shared.earlier_leaders = EarlierLeaders(shared.node_id, 0)
     if isinstance(role, FollowerRole):
         for name, value in _FOLLOWER_NOW.items():
             setattr(role, name, value)

@@ -122,7 +122,7 @@ class FetchHandler:
         if progress is not None:
             progress.last_contact_ns = now_ns
         if leader_epoch == self._leader_epoch:
-            self._shared.succession.record_fetch(replica)
+            self._shared.earlier_leaders.record_fetch(replica)
 
     def newest_offset_of(self, replica: str) -> int | None:
         """Return the newest offset (inclusive) that ``replica`` has flushed, according to its last valid fetch.
@@ -140,7 +140,7 @@ class FetchHandler:
 
     def may_send_acks(self, now_ns: int) -> bool:
         """Return whether no earlier leader can send acks at ``now_ns``, so that this leader may send them."""
-        return self._shared.succession.is_over(now_ns)
+        return self._shared.earlier_leaders.is_over(now_ns)
 
     def answer(self, event: FetchRequest, now_ns: int, out: Effects) -> bool:
         """Answer a valid fetch with the records after ``event.offset`` and the current HW.

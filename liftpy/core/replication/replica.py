@@ -309,7 +309,7 @@ class ReplicaSnapshot:
 class Replica:
     """Replica of a partition as a pure state machine.
 
-    ``seed``: seed for the random part of waits, different for each replica. ``intake``: totals of uncommitted and delayed
+    ``seed``: seed for the random part of waits, different for each replica. ``inflight``: totals of uncommitted and delayed
     publishes, shared by all replicas of the node. ``lease``: lease of the node, shared by all its replicas. None: the replica
     is the only one.
     """
@@ -320,18 +320,18 @@ class Replica:
         incarnation: int,
         config: ReplicationConfig,
         seed: int = 0,
-        intake: NodeInflight | None = None,
+        inflight: NodeInflight | None = None,
         request_id_base: int = 0,
         copy_limit: CatchupThrottle | None = None,
         lease: Lease | None = None,
     ) -> None:
         backoff = Backoff(nanoseconds(config.fetch_backoff_min_s), nanoseconds(config.fetch_backoff_max_s), seed)
         lease_ns = nanoseconds(config.lease_s)
-        succession = EarlierLeaders(node_id, lease_ns)
+        earlier_leaders = EarlierLeaders(node_id, lease_ns)
         own_lease = ReplicaLease(lease or Lease(lease_ns))
-        self._shared = ReplicaContext(node_id, incarnation, config, own_lease, backoff, succession)
+        self._shared = ReplicaContext(node_id, incarnation, config, own_lease, backoff, earlier_leaders)
         self._shared.request_id_base = request_id_base
-        self._shared.intake = intake or self._shared.intake
+        self._shared.inflight = inflight or self._shared.inflight
         self._shared.copy_limit = copy_limit or self._shared.copy_limit
         self._role: ReplicaRole = InactiveRole(self._shared)
         self._persisted_epoch = 0  # the highest LeaderEpoch that PersistLeaderEpoch is known to have stored
@@ -407,12 +407,12 @@ class Replica:
 
     @property
     def held_bytes(self) -> int:
-        return self._role.intake.held_bytes if isinstance(self._role, LeaderRole) else 0
+        return self._role.inflight.held_bytes if isinstance(self._role, LeaderRole) else 0
 
     @property
     def uncommitted_bytes(self) -> int:
         """Size of the uncommitted batches that this leader has appended, in bytes, as stored on disk."""
-        return self._role.intake.uncommitted_bytes if isinstance(self._role, LeaderRole) else 0
+        return self._role.inflight.uncommitted_bytes if isinstance(self._role, LeaderRole) else 0
 
     def serves(self, leader_epoch: int, now_ns: int) -> bool:
         """Return whether the replica leads in ``leader_epoch``, has a lease, and counts as reachable by other nodes."""
@@ -659,7 +659,7 @@ class Replica:
             return  # this node is a candidate of a later epoch, the image has not caught up with that
         epoch_rose = state.epoch > shared.state.epoch
         old, shared.metadata, shared.live = shared.state, event.metadata, dict(event.incarnations)
-        shared.succession.partition_changed(state, shared.live, now_ns, event.metadata.longest_lease_ns)
+        shared.earlier_leaders.partition_changed(state, shared.live, now_ns, event.metadata.longest_lease_ns)
         role = self._role_for(state, now_ns)
         if isinstance(self._role, FailedRole):
             self._role.partition_changed(epoch_rose, now_ns, out)

@@ -150,12 +150,12 @@ class ReplicaContext:
     config: ReplicationConfig
     lease: ReplicaLease
     backoff: Backoff
-    succession: EarlierLeaders
+    earlier_leaders: EarlierLeaders
     log: LogOffsets = field(default_factory=LogOffsets)
     deadlines: Deadlines = field(default_factory=Deadlines)
     live: dict[str, int] = field(default_factory=dict)
     """Node id -> incarnation of each registered node that is not fenced, by the last PartitionChanged."""
-    intake: NodeInflight = field(default_factory=NodeInflight)
+    inflight: NodeInflight = field(default_factory=NodeInflight)
     """Totals over all partitions of the node."""
     copy_limit: CatchupThrottle = field(default_factory=CatchupThrottle)
     """Throttle that all learners of the node share."""

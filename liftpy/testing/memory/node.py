@@ -107,7 +107,7 @@ class MemoryNode:
 
     def _begin(self) -> None:
         """Create the memory of a new process of the node, which has no metadata yet."""
-        self.intake = NodeInflight()
+        self.inflight = NodeInflight()
         self.lease = Lease(round(self.config.lease_s * NS_PER_S))
         self.derived = NodeStateMemory(self.config.node_dedup_state_bytes)
         self.standby_memory = NodeStandbyMemory(self.config.node_standby_bytes)
@@ -269,7 +269,7 @@ class MemoryReplica(PartitionShell):
         self.log = log
         seed = zlib.crc32(f"{node.node_id} {self.key}".encode())
         self.replica = Replica(
-            node.node_id, node.incarnation, node.config, seed, node.intake, copy_limit=node.copy_limit, lease=node.lease
+            node.node_id, node.incarnation, node.config, seed, node.inflight, copy_limit=node.copy_limit, lease=node.lease
         )
         self.counters = node.counters
         self.state: PartitionState | None = None

@@ -149,7 +149,7 @@ class SimReplica(PartitionShell):
             process.incarnation,
             process.config,
             seed,
-            process.intake,
+            process.inflight,
             copy_limit=process.copy_limit,
             lease=process.lease,
         )
