@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 from liftpy.config import ReplicationConfig
+from liftpy.core.publish.backpressure import BLIND_RATE_BYTES, FRESH_NS, LIMIT_BYTES, IngestThrottle, LoadShedding
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.combined_fetches import CombinedFetch, CombinedFetches
-from liftpy.core.replication.inflight_limits import (
-    BLIND_RATE_BYTES,
-    FRESH_NS,
-    LIMIT_BYTES,
-    RECORD_OVERHEAD_BYTES,
-    Gate,
-    InflightLimits,
-    LoadShedding,
-    NodeInflight,
-    size_in_memory,
-)
+from liftpy.core.replication.inflight_limits import RECORD_OVERHEAD_BYTES, InflightLimits, NodeInflight, size_in_memory
 from liftpy.core.replication.isr import FollowerProgress, wanted_isr
 from tests.unit.replication.stepping import KEY, S, Stepped, leader_context, state
 
@@ -214,9 +205,9 @@ def test_follower_lag_time_is_the_age_of_the_leaders_log_end_that_it_reached() -
     assert follower.progressed_ns == 10 * S
 
 
-def full(node: NodeInflight) -> Gate:
+def full(node: NodeInflight) -> IngestThrottle:
     node.full_count = 1
-    return Gate(node)
+    return IngestThrottle(node)
 
 
 def test_ingest_gate_stays_closed_while_full_partitions_make_progress() -> None:
