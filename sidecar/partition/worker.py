@@ -205,11 +205,8 @@ class PartitionWorker(PartitionShell):
         self.replay = LogReplay(self)
         self.ingest = Ingest(
             shell=node.links.ingest,
-            subject=own_subject,
+            reader=self._decoder(own_subject),
             config=node.settings.replication,
-            policy=config.ack_policy,
-            codec=config.codec,
-            inboxes=node.reads.inboxes,
             acks=self.acks,
             replica=self.replica,
             feed=feed,
@@ -219,7 +216,6 @@ class PartitionWorker(PartitionShell):
             wall_ns=node.clocks.stamp_ns,
             on_drop=self._messages_dropped,
             on_leave=self._ingest_left,
-            times=times,
             memory=node.memory_budget,
         )
         self.standby = self._standby(node, own_subject)
@@ -298,12 +294,15 @@ class PartitionWorker(PartitionShell):
     def followers(self) -> frozenset[str]:
         return frozenset(self.state.replicas).difference((self.node_id,)) if self.state is not None else frozenset()
 
+    def _decoder(self, own_subject: str) -> MessageDecoder:
+        return MessageDecoder(self.key, own_subject, self.config.ack_policy, self._node.reads.inboxes, self.config.codec)
+
     def _standby(self, node: NodeTools, own_subject: str) -> Standby:
         bounds = node.settings.replication
         return Standby(
             shell=node.links.standby,
             subject=own_subject,
-            reader=MessageDecoder(self.key, own_subject, self.config.ack_policy, node.reads.inboxes, self.config.codec),
+            reader=self._decoder(own_subject),
             replica=self.replica,
             log=self.log,
             ids=self.derived.ids,

@@ -305,8 +305,8 @@ class MemoryReplica(PartitionShell):
         self.state_server = StateServer(self.derived, owner, self.now_ns)
         self.state_fetcher = StateFetcher(self.derived, log, owner)
         self.ingest = Ingest(
-            shell=self, subject=self.subject, config=config, policy=stream.ack_policy, codec=stream.codec,
-            inboxes=node.inboxes, acks=self.acks, replica=self.replica, feed=self.feed, log=log, derived=self.derived,
+            shell=self, reader=MessageDecoder(self.key, self.subject, stream.ack_policy, node.inboxes, stream.codec),
+            config=config, acks=self.acks, replica=self.replica, feed=self.feed, log=log, derived=self.derived,
             now_ns=self.now_ns, wall_ns=node.wall_ns, on_drop=self._count_dropped,
         )  # fmt: skip
         self.standby = Standby(
