@@ -25,7 +25,7 @@ Also here: ``InactiveRole`` and related roles (they serve committed records, but
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -55,7 +55,7 @@ from liftpy.core.replication.lease import EarlierLeaders, Lease, ReplicaLease
 from liftpy.core.replication.log_offsets import EpochVerdict, LogOffsets, judge
 from liftpy.core.replication.messages import EpochAnswer, EpochQuery, FetchRefusal, FetchRequest, LeaderNotice
 from liftpy.core.replication.phases import InactivePhase, LeaderPhase, RoleName
-from liftpy.core.replication.role import Backoff, Effects, ReplicaContext, ReplicaRole, nanoseconds, standby_successor_of
+from liftpy.core.replication.role import Backoff, Effects, ReplicaContext, ReplicaRole, nanoseconds
 
 _REPORTS_PER_TIMEOUT = 4
 """Number of promotion reports that a candidate sends within ``candidate_timeout_s``."""
@@ -251,6 +251,17 @@ class CandidateRole(ReplicaRole):
             super().epoch_query_received(event, now_ns, out)
         else:
             self.handler.epoch_query_received(event, now_ns, out)
+
+
+def standby_successor_of(
+    node_id: str, isr: frozenset[str], live: Mapping[str, int], request_times_ns: Mapping[str, int]
+) -> str:
+    """Return the live ISR member that should lead instead of ``node_id``: the one with the latest request. '': there is none.
+
+    ``live``: node id -> its incarnation. ``request_times_ns``: follower -> monotonic time of its last request.
+    """
+    able = [replica for replica in sorted(request_times_ns) if replica in isr and replica in live and replica != node_id]
+    return max(able, key=lambda replica: request_times_ns[replica], default="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -451,7 +462,9 @@ class Replica:
     def standby_to_lead_next(self) -> str:
         """Return the standby follower that should lead next, or '' if there is none.
 
-        The shell calls it after this leader missed publishes, which standby followers have buffered.
+        The shell calls it after this leader missed publishes in a short NATS disconnect, which standby followers have
+        buffered. The leader then accepts no more publishes, and transfers the leadership when the connection is back. The new
+        leader stores the buffered publishes in order.
         """
         role, shared = self._role, self._shared
         if not isinstance(role, LeaderRole) or not shared.metadata.has_standby:

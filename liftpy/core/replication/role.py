@@ -3,19 +3,15 @@
 By default publishes are dropped without an answer, because another node may have stored them [A2]. Requests are
 rejected, and answers to requests of an earlier role are ignored [D16].
 
-The module has three more parts:
+The module also has what all roles share, ``ReplicaContext``, with its two helpers:
 
 - Deadlines of a replica. They detect a late, early or cancelled timer.
 - Retry pauses with jitter. The n-th failure in a row waits ``minimum * 2**n``, at most ``maximum``, times a factor in
   [0.5, 1) from a seed.
-- Leadership transfer after a short NATS disconnect. The leader has missed publishes that a standby follower has
-  received. It accepts no more publishes. When the connection is back, it transfers the leadership to an ISR member. The
-  new leader stores the buffered publishes in order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from liftpy.config import NS_PER_S, ReplicationConfig, StreamConfig
@@ -296,23 +292,3 @@ class ReplicaRole:
     def combined_fetch_ended(self, event: CombinedFetchEnded, now_ns: int, out: Effects) -> None: ...
 
     def isr_change_answered(self, event: IsrChangeAnswered, now_ns: int, out: Effects) -> None: ...
-
-
-def standby_successor_of(
-    node_id: str, isr: frozenset[str], live: Mapping[str, int], request_times_ns: Mapping[str, int]
-) -> str:
-    """Return the live ISR member that should lead instead of ``node_id``: the one with the latest request. '': there is none.
-
-    ``live``: node id -> its incarnation. ``request_times_ns``: follower -> monotonic time of its last request.
-    """
-    able = [replica for replica in sorted(request_times_ns) if replica in isr and replica in live and replica != node_id]
-    return max(able, key=lambda replica: request_times_ns[replica], default="")
-
-
-def all_have_lost_it(known_servers: int, before: str, after: str) -> bool:
-    """Return whether certainly no node has received the messages that this node missed.
-
-    That is so if the cluster has only one NATS server and it was restarted. ``known_servers``: number of known servers.
-    ``before`` and ``after``: server id before and after the reconnect.
-    """
-    return known_servers == 1 and before != after
