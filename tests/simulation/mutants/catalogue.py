@@ -334,7 +334,7 @@ def join_by_another_incarnation() -> Patches:
 def check_then_apply_isr() -> Patches:
     """The compare-and-set happens at the leader, not inside apply."""
 
-    def lax(draft: Any, request: Any, partition: Any) -> None:
+    def lax(builder: Any, request: Any, partition: Any) -> None:
         if partition.status is not PartitionStatus.ONLINE or partition.leader not in request.isr:
             raise isr.RejectedError(isr.pb.ControlResponse.STALE, "", partition)
 
@@ -362,17 +362,17 @@ def folder_put_back_counts() -> Patches:
 
 
 def same_epoch_after_restart() -> Patches:
-    def keep(draft: Any, stream: Any, partition: Any, node_id: str) -> Any:
-        return partition if partition.leader == node_id else real(draft, stream, partition, node_id)
+    def keep(builder: Any, stream: Any, partition: Any, node_id: str) -> Any:
+        return partition if partition.leader == node_id else real(builder, stream, partition, node_id)
 
     real = leadership._complete_back
     return [method(leadership, "_complete_back", keep)]
 
 
 def election_from_all_replicas() -> Patches:
-    def all_live(draft: Any, stream: Any, partition: Any) -> tuple[str, ...]:
+    def all_live(builder: Any, stream: Any, partition: Any) -> tuple[str, ...]:
         others = (n for n in partition.replicas if n != partition.deposed and n not in partition.passed_over)
-        return tuple(n for n in others if draft.is_live(n))
+        return tuple(n for n in others if builder.is_live(n))
 
     return [method(elections, "eligible", all_live), method(elections, "finish_election", _finish_with_candidate)]
 
