@@ -55,6 +55,7 @@ from liftpy.core.replication.lease import Lease
 from liftpy.core.replication.messages import EpochAnswer, EpochQuery, FetchRefusal, FetchRequest, LeaderNotice
 from liftpy.core.replication.phases import LeaderPhase
 from liftpy.core.replication.replica import Replica
+from liftpy.core.replication.role import NodeContext
 from liftpy.core.wire.subjects import InboxRule, Subjects, data_subject
 from liftpy.errors import CorruptionError, InvariantError, LiftError, NoSpaceError, StorageError
 from sidecar.disk.data_folder import LAZY_FLUSH, DataDirectory
@@ -738,8 +739,10 @@ def count_isr(instruments: Instruments, node_id: str, before: PartitionState | N
 def _replica(node: NodeTools, key: PartitionKey) -> Replica:
     node_id = node.settings.node_id
     seed = zlib.crc32(f"{node_id} {key}".encode())
-    config, pace = node.settings.replication, node.copy_limit
-    return Replica(node_id, node.incarnation, config, seed, node.inflight, _REQUEST_ID_BASE, pace, node.lease)
+    shared = NodeContext(
+        node_id, node.incarnation, node.settings.replication, node.lease, node.inflight, node.copy_limit, _REQUEST_ID_BASE
+    )
+    return Replica(shared, seed)
 
 
 async def open_worker(node: NodeTools, key: PartitionKey, subject: str, config: StreamConfig) -> PartitionWorker:

@@ -34,7 +34,7 @@ from liftpy.core.replication.log_offsets import LogOffsets
 from liftpy.core.replication.messages import EpochAnswer, EpochQuery, FetchRefusal, FetchRequest, RefusalReason
 from liftpy.core.replication.phases import FollowerPhase
 from liftpy.core.replication.replica import CandidateRole, FailedRole, InactiveRole, Replica, StoppedRole
-from liftpy.core.replication.role import Backoff, Deadlines, ReplicaContext, ReplicaRole
+from liftpy.core.replication.role import Backoff, Deadlines, NodeContext, ReplicaContext, ReplicaRole
 from liftpy.errors import InvariantError
 from tests.model.search import Broken
 from tests.model.structure import Interned, Names, Structure
@@ -82,11 +82,9 @@ class Stepped(NamedTuple):
 
 STRUCTURE = Structure(
     state=(
-        Cell, Replica, ReplicaContext, LogOffsets, EpochCache, Deadlines, Lease, ReplicaLease, Backoff, EarlierLeaders, IsrChange,
-        FetchHandler, FollowerProgress, InflightLimits, NodeInflight, CatchupThrottle, LearnerCopy, SlowFlushes,
-        PauseEnforcer, ReplicaRole,
-        InactiveRole,
-        FailedRole, StoppedRole, FollowerRole, CandidateRole, LeaderRole,
+        Cell, Replica, NodeContext, ReplicaContext, LogOffsets, EpochCache, Deadlines, Lease, ReplicaLease, Backoff,
+        EarlierLeaders, IsrChange, FetchHandler, FollowerProgress, InflightLimits, NodeInflight, CatchupThrottle, LearnerCopy,
+        SlowFlushes, PauseEnforcer, ReplicaRole, InactiveRole, FailedRole, StoppedRole, FollowerRole, CandidateRole, LeaderRole,
     ),
     values=(PartitionMetadata, PartitionState, PartitionKey, StreamConfig, FlushPolicy, ReplicationConfig, ParkedFetch, Horizon),
 )  # fmt: skip
@@ -373,10 +371,9 @@ class Shell:
     def _restart(self, incarnation: int, request_id: int, held: PartitionMetadata, live: tuple[tuple[str, int], ...]) -> None:
         cell = self.cell
         cell.incarnation = incarnation
-        replica = cell.replica = Replica(cell.name, incarnation, CONFIG)
         lease = Lease(1 << 62)
         lease.extend(NOW, 0, NOW)
-        shared_of(replica).lease = ReplicaLease(lease)
+        replica = cell.replica = Replica(NodeContext(cell.name, incarnation, CONFIG, lease))
         put_back_times(replica)
         self.feed(
             ev.LogOpened(

@@ -225,7 +225,7 @@ class FollowerRole(ReplicaRole):
         self.phase = following
 
     def _next_request(self, now_ns: int, out: Effects) -> int:
-        self._request_id = max(self.shared.next_request_id, self.shared.request_id_base + now_ns)
+        self._request_id = max(self.shared.next_request_id, self.shared.node.request_id_base + now_ns)
         self.shared.next_request_id = self._request_id + 1
         self.shared.deadlines.set(Deadline.REQUEST, now_ns + nanoseconds(self.shared.config.fetch_timeout_s), out)
         return self._request_id
@@ -338,7 +338,7 @@ class FollowerRole(ReplicaRole):
         log, most_bytes = self.log, self.shared.config.replication_max_bytes
         copy_epoch = self.shared.copy_epoch
         if copy_epoch:
-            self._copy = self._copy or LearnerCopy(self.shared.copy_limit)
+            self._copy = self._copy or LearnerCopy(self.shared.node.copy_limit)
             most_bytes = self._copy.asks(now_ns, most_bytes)
         out.append(
             FetchRequest(

@@ -186,7 +186,7 @@ class LeaderRole(ReplicaRole):
         self._next_transfer_ns = 0  # the leadership is not handed over again before, while the replica moves away
         self._waiting_end_offset = -1  # exclusive: the flushed end when a flush was first seen under way; -1: none was
         self._waiting_ns = 0  # since when
-        self.inflight = InflightLimits(shared.inflight, shared.config)
+        self.inflight = InflightLimits(shared.node.inflight, shared.config)
         self.pausing = PauseEnforcer(shared)
         self._probe_after_ns = nanoseconds(shared.config.follower_ping_delay_s)
         self._lag_interval_ns = nanoseconds(shared.config.max_lag_time_s) // _LAG_CHECKS_PER_LAG_TIME

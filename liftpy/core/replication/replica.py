@@ -29,11 +29,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
-from liftpy.config import ReplicationConfig
 from liftpy.core.base.partition import PartitionState, PartitionStatus, Pause
 from liftpy.core.log.compaction_point import Horizon
 from liftpy.core.replication import events as ev
-from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.core.replication.effects import (
     CloseSubject,
     Effect,
@@ -49,13 +47,12 @@ from liftpy.core.replication.effects import (
 from liftpy.core.replication.events import Deadline, PublishesReceived
 from liftpy.core.replication.fetch_handler import FetchHandler
 from liftpy.core.replication.follower import FollowerRole, report_leader
-from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.replication.leader import LeaderRole
-from liftpy.core.replication.lease import EarlierLeaders, Lease, ReplicaLease
+from liftpy.core.replication.lease import EarlierLeaders, ReplicaLease
 from liftpy.core.replication.log_offsets import EpochVerdict, LogOffsets, judge
 from liftpy.core.replication.messages import EpochAnswer, EpochQuery, FetchRefusal, FetchRequest, LeaderNotice
 from liftpy.core.replication.phases import InactivePhase, LeaderPhase, RoleName
-from liftpy.core.replication.role import Backoff, Effects, ReplicaContext, ReplicaRole, nanoseconds
+from liftpy.core.replication.role import Backoff, Effects, NodeContext, ReplicaContext, ReplicaRole, nanoseconds
 
 _REPORTS_PER_TIMEOUT = 4
 """Number of promotion reports that a candidate sends within ``candidate_timeout_s``."""
@@ -320,30 +317,15 @@ class ReplicaSnapshot:
 class Replica:
     """Replica of a partition as a pure state machine.
 
-    ``seed``: seed for the random part of waits, different for each replica. ``inflight``: totals of uncommitted and delayed
-    publishes, shared by all replicas of the node. ``lease``: lease of the node, shared by all its replicas. None: the replica
-    is the only one.
+    ``node``: what it shares with the other replicas of its process. ``seed``: seed for the random part of waits, different for
+    each replica.
     """
 
-    def __init__(
-        self,
-        node_id: str,
-        incarnation: int,
-        config: ReplicationConfig,
-        seed: int = 0,
-        inflight: NodeInflight | None = None,
-        request_id_base: int = 0,
-        copy_limit: CatchupThrottle | None = None,
-        lease: Lease | None = None,
-    ) -> None:
+    def __init__(self, node: NodeContext, seed: int = 0) -> None:
+        config = node.config
         backoff = Backoff(nanoseconds(config.fetch_backoff_min_s), nanoseconds(config.fetch_backoff_max_s), seed)
-        lease_ns = nanoseconds(config.lease_s)
-        earlier_leaders = EarlierLeaders(node_id, lease_ns)
-        own_lease = ReplicaLease(lease or Lease(lease_ns))
-        self._shared = ReplicaContext(node_id, incarnation, config, own_lease, backoff, earlier_leaders)
-        self._shared.request_id_base = request_id_base
-        self._shared.inflight = inflight or self._shared.inflight
-        self._shared.copy_limit = copy_limit or self._shared.copy_limit
+        earlier_leaders = EarlierLeaders(node.node_id, nanoseconds(config.lease_s))
+        self._shared = ReplicaContext(node, ReplicaLease(node.lease), backoff, earlier_leaders)
         self._role: ReplicaRole = InactiveRole(self._shared)
         self._persisted_epoch = 0  # the highest LeaderEpoch that PersistLeaderEpoch is known to have stored
 
@@ -640,7 +622,7 @@ class Replica:
             event.log_start_offset, event.log_end_offset, event.high_watermark, event.epochs, event.epoch_before_start
         )
         # Above every id of an earlier replica object of this process.
-        self._shared.next_request_id = self._shared.request_id_base + max(now_ns, 1)
+        self._shared.next_request_id = self._shared.node.request_id_base + max(now_ns, 1)
         self._persisted_epoch = event.persisted_epoch
 
     def _data_path_changed(self, event: ev.DataPathChanged, now_ns: int, out: Effects) -> None:

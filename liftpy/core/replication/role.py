@@ -38,7 +38,7 @@ from liftpy.core.replication.events import (
     RequestFailed,
 )
 from liftpy.core.replication.inflight_limits import NodeInflight
-from liftpy.core.replication.lease import EarlierLeaders, ReplicaLease
+from liftpy.core.replication.lease import EarlierLeaders, Lease, ReplicaLease
 from liftpy.core.replication.log_offsets import LogOffsets
 from liftpy.core.replication.messages import EpochAnswer, EpochQuery, FetchRefusal, FetchRequest, LeaderNotice, RefusalReason
 from liftpy.core.replication.phases import Phase, RoleName
@@ -138,23 +138,37 @@ def nanoseconds(seconds: float) -> int:
 
 
 @dataclass(slots=True)
-class ReplicaContext:
-    """State that a replica keeps when its role changes: identity, log, lease and metadata."""
+class NodeContext:
+    """What the replicas of one process share: its identity, settings, lease and limits."""
 
     node_id: str
     incarnation: int
+    """Incarnation of the process, as registered with the metadata group."""
     config: ReplicationConfig
-    lease: ReplicaLease
-    backoff: Backoff
-    earlier_leaders: EarlierLeaders
-    log: LogOffsets = field(default_factory=LogOffsets)
-    deadlines: Deadlines = field(default_factory=Deadlines)
-    live: dict[str, int] = field(default_factory=dict)
-    """Node id -> incarnation of each registered node that is not fenced, by the last PartitionChanged."""
+    lease: Lease
     inflight: NodeInflight = field(default_factory=NodeInflight)
     """Totals over all partitions of the node."""
     copy_limit: CatchupThrottle = field(default_factory=CatchupThrottle)
     """Throttle that all learners of the node share."""
+    request_id_base: int = 0
+    """Offset between request ids and the clock, which others cannot guess."""
+
+
+@dataclass(slots=True)
+class ReplicaContext:
+    """State that a replica keeps when its role changes: log, lease, metadata, and the context of its node."""
+
+    node: NodeContext
+    lease: ReplicaLease
+    backoff: Backoff
+    earlier_leaders: EarlierLeaders
+    node_id: str = field(init=False)
+    incarnation: int = field(init=False)
+    config: ReplicationConfig = field(init=False)
+    log: LogOffsets = field(default_factory=LogOffsets)
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    live: dict[str, int] = field(default_factory=dict)
+    """Node id -> incarnation of each registered node that is not fenced, by the last PartitionChanged."""
     flush_ns: int = 0
     """Duration of the last flush of the log, in nanoseconds. 0: unknown."""
     data_path_down_ns: int | None = None
@@ -167,8 +181,9 @@ class ReplicaContext:
     It grows over roles and over replica objects of one process, so that a leader can detect an overtaken request. It also
     grows with the clock, so that the leader can detect a request that this process has not sent.
     """
-    request_id_base: int = 0
-    """Offset between request ids and the clock. All replica objects of a process share it, and others cannot guess it."""
+
+    def __post_init__(self) -> None:  # the copies of what never changes save a lookup in every step
+        self.node_id, self.incarnation, self.config = self.node.node_id, self.node.incarnation, self.node.config
 
     @property
     def state(self) -> PartitionState:

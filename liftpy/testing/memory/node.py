@@ -49,6 +49,7 @@ from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.replication.lease import Lease
 from liftpy.core.replication.messages import EpochAnswer, EpochQuery, FetchRefusal, FetchRequest, LeaderNotice
 from liftpy.core.replication.replica import Replica
+from liftpy.core.replication.role import NodeContext
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.batch import split_batches
 from liftpy.core.wire.chunking import NOTHING
@@ -268,9 +269,8 @@ class MemoryReplica(PartitionShell):
         self.subject = data_subject(stream.subject, number)
         self.log = log
         seed = zlib.crc32(f"{node.node_id} {self.key}".encode())
-        self.replica = Replica(
-            node.node_id, node.incarnation, node.config, seed, node.inflight, copy_limit=node.copy_limit, lease=node.lease
-        )
+        shared = NodeContext(node.node_id, node.incarnation, node.config, node.lease, node.inflight, node.copy_limit)
+        self.replica = Replica(shared, seed)
         self.counters = node.counters
         self.state: PartitionState | None = None
         self.gone = False

@@ -34,6 +34,7 @@ from liftpy.core.replication.effects import acts_of
 from liftpy.core.replication.follower import FetchAssembly
 from liftpy.core.replication.messages import EpochAnswer, EpochQuery, FetchRefusal, FetchRequest, LeaderNotice
 from liftpy.core.replication.replica import Replica
+from liftpy.core.replication.role import NodeContext
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.batch import split_batches
 from liftpy.core.wire.chunking import room_bytes
@@ -144,15 +145,10 @@ class SimReplica(PartitionShell):
         cluster = process.cluster
         self.cluster = cluster
         seed = hash((cluster.seed, process.incarnation, partition.partition))
-        self.replica = Replica(
-            process.node_id,
-            process.incarnation,
-            process.config,
-            seed,
-            process.inflight,
-            copy_limit=process.copy_limit,
-            lease=process.lease,
+        shared = NodeContext(
+            process.node_id, process.incarnation, process.config, process.lease, process.inflight, process.copy_limit
         )
+        self.replica = Replica(shared, seed)
         self.counters = cluster.counters
         self.state: PartitionState | None = None
         self.known_index = 0

@@ -12,7 +12,7 @@ from liftpy.core.replication import events as ev
 from liftpy.core.replication.lease import EarlierLeaders, Lease, ReplicaLease
 from liftpy.core.replication.messages import FetchRequest
 from liftpy.core.replication.replica import Replica
-from liftpy.core.replication.role import Backoff, ReplicaContext
+from liftpy.core.replication.role import Backoff, NodeContext, ReplicaContext
 
 KEY = PartitionKey("orders", "uid-1", 0)
 S = 1_000_000_000
@@ -46,7 +46,8 @@ def leader_context(
     """State of the replica on node a, whose log ends at ``end`` (exclusive)."""
     config = ReplicationConfig(max_lag_records=max_lag_records)
     object.__setattr__(config, "max_lag_time_s", max_lag_s)  # below the bounds of the setting, so that times are small numbers
-    shared = ReplicaContext("a", 1, config, ReplicaLease(Lease(S)), Backoff(1, 1, 0), EarlierLeaders("a", S))
+    lease = Lease(S)
+    shared = ReplicaContext(NodeContext("a", 1, config, lease), ReplicaLease(lease), Backoff(1, 1, 0), EarlierLeaders("a", S))
     shared.log.set_recovered(0, end, hw, ())
     shared.metadata, shared.live = metadata, live
     return shared
@@ -58,7 +59,7 @@ class Stepped:
     def __init__(self, node: str, config: ReplicationConfig | None = None) -> None:
         config = config or ReplicationConfig()
         self.lease = Lease(round(config.lease_s * S))
-        self.replica = Replica(node, 1, config, seed=7, lease=self.lease)
+        self.replica = Replica(NodeContext(node, 1, config, self.lease), seed=7)
         self.now_ns = 100 * S
         self.out: list[do.Effect] = []
         self.tokens = 0

@@ -141,7 +141,7 @@ def test_queued_publishes_with_reply_are_rejected_when_the_isr_shrinks_below_min
 
 def test_queued_publishes_are_dropped_when_the_leadership_ends() -> None:
     leader = Stepped("a", SMALL).leads()
-    node = leader.replica._shared.inflight
+    node = leader.replica._shared.node.inflight
     leader.fetch("b", -1)
     leader.fetch("c", -1)
     for _ in range(4):
