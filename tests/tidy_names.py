@@ -9,7 +9,9 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import get_args
 
+from liftpy.core.replication.effects import Effect, method_name
 from tests.tidy_imports import folder_of
 
 _PYSYNCOBJ = "PySyncObj calls it"
@@ -148,8 +150,7 @@ def _referred(trees: Iterable[ast.Module]) -> set[str]:
 def unreferenced(trees: Mapping[str, ast.Module], readers: Iterable[ast.Module] = ()) -> set[str]:
     """What neither these modules nor ``readers`` refer to. Methods named after effects are found by that name."""
     read = _referred([*trees.values(), *readers])
-    effects = [node.name for node in trees["liftpy.core.replication.effects"].body if isinstance(node, ast.ClassDef)]
-    by_name = {re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower() for name in effects}
+    by_name = {method_name(effect) for effect in get_args(Effect)}
     return {
         f"{module}.{name}"
         for module, tree in trees.items()

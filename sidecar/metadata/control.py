@@ -19,9 +19,9 @@ import nats.errors
 from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.core.metadata.controller.admission import (
     ARRIVAL,
-    RequestAcl,
     RequestContext,
     RequestLimits,
+    RequestSubject,
     first_rejection,
     sender_of,
 )
@@ -146,12 +146,12 @@ class ControlHandler:
     async def open(self) -> None:
         self._is_open = True
         for subject in (self._subjects.info(), *self._subjects.control_admin_all()):
-            acl = RequestAcl.INFO if subject == self._subjects.info() else RequestAcl.ADMIN
-            self._listeners.append(self._listen(subject, acl))
+            subject_kind = RequestSubject.INFO if subject == self._subjects.info() else RequestSubject.ADMIN
+            self._listeners.append(self._listen(subject, subject_kind))
         self.follow_leadership()
 
-    def _listen(self, subject: str, acl: RequestAcl) -> Listener:
-        return self._connection.listen(subject, self._guard.handler(partial(self._request_arrived, acl)))
+    def _listen(self, subject: str, subject_kind: RequestSubject) -> Listener:
+        return self._connection.listen(subject, self._guard.handler(partial(self._request_arrived, subject_kind)))
 
     def follow_leadership(self) -> None:
         """Subscribe to the requests of nodes when this controller leads, and unsubscribe when it does not.
@@ -160,7 +160,7 @@ class ControlHandler:
         and nodes retry.
         """
         if self._is_open and self._leads():
-            self._of_nodes = self._of_nodes or self._listen(self._subjects.control_node("*"), RequestAcl.NODE)
+            self._of_nodes = self._of_nodes or self._listen(self._subjects.control_node("*"), RequestSubject.NODE)
         elif self._of_nodes is not None:
             self._of_nodes.close()
             self._of_nodes = None
@@ -174,9 +174,11 @@ class ControlHandler:
         self._listeners.clear()
         await end_tasks(self._request_tasks)
 
-    def _request_arrived(self, acl: RequestAcl, subject: bytes, inbox: bytes, payload: bytes, headers: bytes) -> None:
-        arrival = self._arrival(acl, subject.decode("utf-8", "surrogateescape"), inbox, payload)
-        reply = partial(self._reply, partial(self._is_answered, acl, arrival.sender), inbox)
+    def _request_arrived(
+        self, subject_kind: RequestSubject, subject: bytes, inbox: bytes, payload: bytes, headers: bytes
+    ) -> None:
+        arrival = self._arrival(subject_kind, subject.decode("utf-8", "surrogateescape"), inbox, payload)
+        reply = partial(self._reply, partial(self._is_answered, subject_kind, arrival.sender), inbox)
         rejection = first_rejection(ARRIVAL, arrival)
         if rejection is not None:
             if rejection.counter:
@@ -187,7 +189,7 @@ class ControlHandler:
             reply(answer)
             return
         asker = (
-            f"node {arrival.sender}" if arrival.is_registered else acl.value
+            f"node {arrival.sender}" if arrival.is_registered else subject_kind.value
         )  # unknown nodes share the turns of their subject
         answering = self._guard.run(self._answer(asker, reply, arrival.request), inbox)
         task = spawn(answering, "answering a control request")
@@ -195,14 +197,14 @@ class ControlHandler:
         self.limits.begin(len(arrival.payload))
         task.add_done_callback(partial(self._request_answered, len(arrival.payload)))
 
-    def _arrival(self, acl: RequestAcl, subject: str, inbox: bytes, payload: bytes) -> RequestContext:
-        sender = sender_of(acl, subject, self._subjects.namespace)
+    def _arrival(self, subject_kind: RequestSubject, subject: str, inbox: bytes, payload: bytes) -> RequestContext:
+        sender = sender_of(subject_kind, subject, self._subjects.namespace)
         return RequestContext(
-            acl=acl,
+            subject_kind=subject_kind,
             sender=sender,
             payload=payload,
-            is_reply_allowed=self._is_answered(acl, sender, inbox),
-            is_registered=acl is RequestAcl.NODE and self._is_known(sender),
+            is_reply_allowed=self._is_answered(subject_kind, sender, inbox),
+            is_registered=subject_kind is RequestSubject.NODE and self._is_known(sender),
             leads=self._leads(),
             describe_alone=self._alone,
             now_ns=clock.now_ns(),
@@ -216,13 +218,13 @@ class ControlHandler:
         self._request_tasks.discard(task)
         self.limits.end(size_bytes)
 
-    def _is_answered(self, acl: RequestAcl, sender: str, reply: bytes) -> bool:
+    def _is_answered(self, subject_kind: RequestSubject, sender: str, reply: bytes) -> bool:
         """Return whether the sender of a request may get an answer on the subject ``reply``.
 
-        A node may use only its own inbox. Other senders may use any inbox of applications. ``acl``: kind of subject on which
+        A node may use only its own inbox. Other senders may use any inbox of applications. ``subject_kind``: kind of subject on which
         the request arrived. ``sender``: node or principal in that subject.
         """
-        if acl is RequestAcl.NODE:
+        if subject_kind is RequestSubject.NODE:
             return reply.startswith(f"{self._subjects.inbox(sender)}.".encode()) and self._node_inboxes.allows(reply)
         return self._is_inbox(reply)
 

@@ -30,8 +30,8 @@ from liftpy.core.metadata.controller.cluster_events import EventLog
 from liftpy.core.metadata.controller.election_triggers import ANSWER_NS, LeaderCheck, ProbeResult
 from liftpy.core.metadata.controller.quorum_member import (
     CatchUp,
-    Decision,
     EntryOutcome,
+    MemberEffect,
     ProbeNode,
     ProposedEntry,
     PublishEntry,
@@ -390,17 +390,17 @@ class RaftMember(MetadataGroup):
     def ticks(self) -> dict[str, float]:
         return {**self._driver.lateness.report(), "late": self._driver.late_tick_count}
 
-    # ---- decisions of ``QuorumMember`` ---------------------------------------------------------------------------------
-    def _do(self, decision: Decision) -> None:
-        match decision:
+    # ---- effects of ``QuorumMember`` -----------------------------------------------------------------------------------
+    def _do(self, effect: MemberEffect) -> None:
+        match effect:
             case PublishEntry():
-                self._feed.publish_entry(decision.entry)
+                self._feed.publish_entry(effect.entry)
             case ProposedEntry():
-                self._tasks.start(self._order(decision), "proposing to the metadata group")
+                self._tasks.start(self._order(effect), "proposing to the metadata group")
             case ProbeNode():
-                self._tasks.start(self._probe(decision.node_id), f"checking whether {decision.node_id} has ended")
+                self._tasks.start(self._probe(effect.node_id), f"checking whether {effect.node_id} has ended")
             case LeaderCheck():
-                self._tasks.start(self._ask(decision), f"probing {decision.node}")
+                self._tasks.start(self._ask(effect), f"probing {effect.node}")
             case TransferMetadataLeadership():
                 self._transfer()
             case CatchUp():

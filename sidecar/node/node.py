@@ -278,7 +278,7 @@ class Node(RunningNode):
         self._identity = NodeFile(require_started(self._folder), self.settings.node_id)
 
     async def _connect(self) -> None:
-        self._links = links = await open_links(self.settings, self._memory.intake, self._memory.room, self._keys)
+        self._links = links = await open_links(self.settings, self._memory.inflight, self._memory.room, self._keys)
         self._watch_permissions(links)
 
     async def _recover_and_join(self) -> None:
@@ -545,7 +545,7 @@ class Node(RunningNode):
             incarnation=self.incarnation,
             ack_ids=itertools.count(self.incarnation * _ACK_IDS_PER_INCARNATION),
             links=links,
-            inflight=self._memory.intake,
+            inflight=self._memory.inflight,
             lease=Lease(round(times.lease_s * NS_PER_S)),
             standby_memory=self._memory.standby,
             memory_budget=self._memory.room,
@@ -556,7 +556,7 @@ class Node(RunningNode):
             subjects=self.subjects,
             node_inboxes=self._node_inboxes,
             router=router,
-            notifications=Notifications(bus, self.subjects, settings.node_id),
+            notifications=Notifications(bus, self.subjects),
             fetch_combiner=combiner,
             probes=self._probes,
             proposals=self._proposals,
@@ -707,7 +707,7 @@ class PublishMemory:
 
     def __init__(self, settings: NodeSettings, processes: int) -> None:
         limit_bytes = limit_of(settings.memory_limit_bytes, memory_bytes() // processes)
-        self.intake = NodeInflight()
+        self.inflight = NodeInflight()
         self.room = MemoryBudget(limit_bytes, settings.replication.max_queue_delay_s)
         self.reads = ReadBudget(min(MAX_WAITING_BYTES, round(limit_bytes * READERS_SHARE)))
         self.standby = NodeStandbyMemory(min(settings.replication.node_standby_bytes, round(limit_bytes * STANDBY_SHARE)))
@@ -721,8 +721,8 @@ class PublishMemory:
             self.room.update_wait(*ingest.read_and_parsed_bytes, clock.now_ns())
         memory = NodePublishMemory(
             unread=ingest.waiting_bytes if ingest is not None else 0,
-            held_back=self.intake.held_bytes,
-            uncommitted=self.intake.unreplicated_bytes,
+            held_back=self.inflight.held_bytes,
+            uncommitted=self.inflight.unreplicated_bytes,
             publishers=waiting * WAITING_PUBLISHER_BYTES,
             standby=self.standby.size_bytes,
             readers=self.reads.used_bytes,

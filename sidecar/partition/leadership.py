@@ -79,7 +79,7 @@ class LeadershipTransfers:
         del self.tasks[leader.key]
         if self._closing:
             return
-        if self._links.ingest.all_have_lost_it or not transfer():
+        if self._links.ingest.missed_by_all_nodes or not transfer():
             leader.ingest.resubscribe()
 
     async def _wait_for_links(self) -> None:

@@ -16,8 +16,8 @@ from liftpy.core.base.partition import PartitionState
 from liftpy.core.metadata.controller.nodes import MAX_REASON
 from liftpy.core.metadata.controller.request_batcher import RequestBatcher, purge_report
 from liftpy.core.replication import effects as do
+from liftpy.core.replication.control_requests import Request, request_of
 from liftpy.core.replication.events import Event, IsrChangeAnswered
-from liftpy.core.replication.messages import Request, request_of
 from liftpy.core.services.sessions import ServiceEnded
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.nats.cancellation import end_tasks

@@ -567,7 +567,7 @@ class NotifyHandler:
         except ProtocolError as error:
             self._counters[counter_name(error)] += 1
             return
-        self._partitions.deliver(notice.stream, notice.partition, notice.streamUid, messages.NOTICE_RECEIVED.from_pb(notice))
+        self._partitions.deliver(notice.stream, notice.partition, notice.streamUid, messages.LEADER_NOTICE.from_pb(notice))
 
     def _answer(self, reply: bytes, answer: replication_pb2.StepAside | replication_pb2.LeaderTestimony) -> None:
         send_answer(self._bus, (self._inboxes,), self._counters, reply, (frames.seal(answer),))

@@ -159,7 +159,7 @@ class ReplicationHandler:
             return
         partial = PartialBatch(request.position, request.batchCrc) if request.HasField("position") else None
         token = self._token(ReplyDestination(reply_subject, request.requestId, partial))
-        self._feed(messages.FETCH_RECEIVED.from_pb(request, token=token))
+        self._feed(messages.FETCH_REQUEST.from_pb(request, token=token))
 
     def _offset_arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         if envelope.is_of(payload, MessageType.STATE_REQUEST):
@@ -203,7 +203,7 @@ class ReplicationHandler:
         if reply_subject is None:
             return
         token = self._token(ReplyDestination(reply_subject, request.requestId))
-        self._feed(messages.EPOCH_QUERY_RECEIVED.from_pb(request, token=token))
+        self._feed(messages.EPOCH_QUERY.from_pb(request, token=token))
 
     def send_response(self, effect: do.SendFetchResponse, log: Log, high_watermark: int) -> None:
         """Answer a fetch with complete batches and the HW. If there are no batches, the answer is empty.
@@ -309,20 +309,20 @@ class ReplicationHandler:
                 self._bus.max_payload,
             )
 
-    def send_refusal(self, effect: do.SendFetchRefusal) -> None:
+    def send_refusal(self, effect: messages.FetchRefusal) -> None:
         reason = effect.reason
         refused = f"{REFUSED}fetch, {reason.name.lower().replace('_', ' ')}"
-        self._counters[IMPLAUSIBLE if reason is events.RefusalReason.UNKNOWN else refused] += 1
-        self._answer(effect.token, messages.REFUSAL.to_pb(effect))
+        self._counters[IMPLAUSIBLE if reason is messages.RefusalReason.UNKNOWN else refused] += 1
+        self._answer(effect.token, messages.FETCH_REFUSAL.to_pb(effect))
 
-    def send_epoch_answer(self, effect: do.SendEpochAnswer) -> None:
+    def send_epoch_answer(self, effect: messages.EpochAnswer) -> None:
         self._answer(effect.token, messages.EPOCH_ANSWER.to_pb(effect))
 
     def _answer(self, token: int, answer: pb.ReplicationRefusal | pb.LeaderEpochOffsetResponse) -> None:
         destination = self._tokens.pop(token, None)
         if destination is None:
             return
-        answer.streamUid, answer.partition, answer.requestId = self._key.uid, self._key.partition, destination.request_id
+        answer.streamUid, answer.partition = self._key.uid, self._key.partition
         self._send(destination.reply, (frames.seal(answer),))
 
 
@@ -364,8 +364,8 @@ class FetchClient:
         """Source of state that the leader's log no longer contains. None: fetches do not wait for a state."""
         self.failed: Callable[[StorageError], None] = lambda error: None
         """Callback if the state cannot be stored."""
-        self._waiting: tuple[do.SendFetch, int] | None = None
-        """Fetch that is sent after the state has arrived, and this node's incarnation. None: no fetch waits."""
+        self._waiting: messages.FetchRequest | None = None
+        """Fetch that is sent after the state has arrived. None: no fetch waits."""
 
     def close(self) -> None:
         """Ignore all answers that arrive from now on."""
@@ -378,33 +378,25 @@ class FetchClient:
         """Size of the received pieces of an incomplete batch, in bytes."""
         return self._assembly.held_bytes
 
-    def send_fetch(self, effect: do.SendFetch, incarnation: int) -> None:
+    def send_fetch(self, fetch: messages.FetchRequest) -> None:
         """Request batches, or the next piece of a large batch, from the leader. A request that cannot be sent counts as failed.
 
-        ``incarnation``: incarnation of this node's process. If the log was emptied, the leader's derived state is requested
-        first.
+        If the log was emptied, the leader's derived state is requested first.
         """
-        question = None if self.state_fetcher is None else self.state_fetcher.asks(effect.leader_epoch)
+        question = None if self.state_fetcher is None else self.state_fetcher.asks(fetch.leader_epoch)
         if question is not None:
-            self._waiting = effect, incarnation
-            self._ask_state(effect.request_id, question)
+            self._waiting = fetch
+            self._ask_state(fetch.request_id, question)
             return
-        partial = self._assembly.asks(effect)
+        partial = self._assembly.asks(fetch)
         if not partial.position:
             self._router.release(self._slot)
-        request = messages.FETCH.to_pb(
-            effect,
-            replicaID=self._node_id,
-            incarnation=incarnation,
-            streamUid=self._key.uid,
-            partition=self._key.partition,
-            awaitsMore=True,
-            maxBytes=min(effect.max_bytes, self._bus.max_payload),
-            position=partial.position,
-            batchCrc=partial.crc,
+        request = messages.FETCH_REQUEST.to_pb(
+            fetch, partition=self._key.partition, position=partial.position, batchCrc=partial.crc
         )
-        self._asked = effect.request_id, clock.now_ns()
-        self._send(self._replicate_subject, effect.request_id, frames.seal(request))
+        request.maxBytes = min(fetch.max_bytes, self._bus.max_payload)
+        self._asked = fetch.request_id, clock.now_ns()
+        self._send(self._replicate_subject, fetch.request_id, frames.seal(request))
 
     def _ask_state(self, request_id: int, question: StatePieceRequest) -> None:
         request = pb.StateRequest(
@@ -420,7 +412,7 @@ class FetchClient:
 
     def _process_state_piece(self, request_id: int, answer: pb.StateResponse) -> events.Event | None:
         waiting = self._waiting
-        if self.state_fetcher is None or waiting is None or waiting[0].request_id != request_id:
+        if self.state_fetcher is None or waiting is None or waiting.request_id != request_id:
             self._counters[counter_name(MisdirectedError("received the answer to a state request that is not pending"))] += 1
             return None
         self._waiting = None
@@ -432,7 +424,7 @@ class FetchClient:
             return None
         if not goes_on:
             return events.RequestFailed(request_id=request_id, reason="the leader's state is not ready")
-        self.send_fetch(*waiting)
+        self.send_fetch(waiting)
         return None
 
     def forget_pieces(self) -> None:
@@ -441,12 +433,10 @@ class FetchClient:
         self._assembly.forget()
         self._router.release(self._slot)
 
-    def send_epoch_query(self, effect: do.SendEpochQuery) -> None:
+    def send_epoch_query(self, query: messages.EpochQuery) -> None:
         """Ask the leader at which offset an epoch ends in its log."""
-        request = messages.EPOCH_QUERY.to_pb(
-            effect, replicaID=self._node_id, streamUid=self._key.uid, partition=self._key.partition
-        )
-        self._send(self._offset_subject, effect.request_id, frames.seal(request))
+        request = messages.EPOCH_QUERY.to_pb(query, partition=self._key.partition)
+        self._send(self._offset_subject, query.request_id, frames.seal(request))
 
     def _send(self, subject: str, request_id: int, frame: bytes) -> None:
         if not self._bus.send(subject, (frame,), f"{self._bus.inbox}.{self._slot}.{request_id}"):
@@ -493,11 +483,13 @@ class FetchClient:
             case MessageType.REPLICATION_REFUSAL:
                 refusal = frames.parse(body, pb.ReplicationRefusal)
                 check_partition_address(refusal, self._key.partition, streamUid=self._key.uid, requestId=request_id)
-                return messages.REFUSED.from_pb(refusal, request_id=request_id)
+                refusal.requestId = request_id  # older nodes do not send it
+                return messages.FETCH_REFUSAL.from_pb(refusal)
             case MessageType.LEADER_EPOCH_OFFSET_RESPONSE:
                 answer = frames.parse(body, pb.LeaderEpochOffsetResponse)
                 check_partition_address(answer, self._key.partition, streamUid=self._key.uid, requestId=request_id)
-                return messages.EPOCH_ANSWERED.from_pb(answer, request_id=request_id)
+                answer.requestId = request_id
+                return messages.EPOCH_ANSWER.from_pb(answer)
         raise ProtocolError(f"{kind.name} is not a valid answer to a replication request. Check the versions of the nodes.")
 
     def _piece(self, request_id: int, answer: frames.ReplicationPiece) -> events.Event:
@@ -609,10 +601,9 @@ class AnswerRouter:
 class Notifications:
     """Sends notifications and notices of the leaders on this node to ``<ns>.notify.<node>`` of their followers."""
 
-    def __init__(self, bus: BusConnection, subjects: Subjects, node_id: str) -> None:
+    def __init__(self, bus: BusConnection, subjects: Subjects) -> None:
         self._bus = bus
         self._subjects = subjects
-        self._node_id = node_id
         self._wake_frames: dict[PartitionKey, bytes] = {}
 
     def wake(self, key: PartitionKey, effect: do.NotifyReplica) -> None:
@@ -627,11 +618,8 @@ class Notifications:
         """Drop the stored notification frame of the partition ``key``, which is no longer on this node."""
         self._wake_frames.pop(key, None)
 
-    def send_notice(self, key: PartitionKey, effect: do.SendNotice) -> None:
-        """Send a LeaderNotice (leader, HW) about the partition ``key`` to the replicas in ``effect``."""
-        notice = messages.NOTICE.to_pb(
-            effect, stream=key.stream, streamUid=key.uid, partition=key.partition, leader=self._node_id
-        )
-        frame = frames.seal(notice)
-        for replica in effect.replicas:
+    def send_notice(self, key: PartitionKey, notice: messages.LeaderNotice) -> None:
+        """Send a notice about the partition ``key`` to its replicas."""
+        frame = frames.seal(messages.LEADER_NOTICE.to_pb(notice, stream=key.stream, streamUid=key.uid, partition=key.partition))
+        for replica in notice.replicas:
             self._bus.send(self._subjects.notify(replica), (frame,))

@@ -41,20 +41,21 @@ from liftpy.core.publish.standby import FailoverBacklog, NodeStandbyMemory, Stan
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
+from liftpy.core.replication.control_requests import Request
 from liftpy.core.replication.effects import CombineFetch, ConfirmCombinedFetch, Effect, Methods, SetDeadline, methods_of
 from liftpy.core.replication.events import (
     CombinedFetchReceived,
     DeadlineReached,
     Event,
     LeaseChanged,
-    NoticeReceived,
     NotificationReceived,
 )
 from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.replication.lease import Lease
-from liftpy.core.replication.messages import Request
+from liftpy.core.replication.messages import EpochAnswer, EpochQuery, FetchRefusal, FetchRequest, LeaderNotice
 from liftpy.core.replication.phases import LeaderPhase
 from liftpy.core.replication.replica import Replica
+from liftpy.core.replication.role import NodeContext
 from liftpy.core.wire.subjects import InboxRule, Subjects, data_subject
 from liftpy.errors import CorruptionError, InvariantError, LiftError, NoSpaceError, StorageError
 from sidecar.disk.data_folder import LAZY_FLUSH, DataDirectory
@@ -102,7 +103,7 @@ _IDLE_RECENT_STEPS = 2
 """Number of steps that an idle partition keeps. A node may have thousands of idle partitions."""
 _MAX_STEP_CHARS = 500
 """Maximum length of a printed step, in characters."""
-_REPLACEABLE_EVENTS = (LeaseChanged, NoticeReceived, NotificationReceived)
+_REPLACEABLE_EVENTS = (LeaseChanged, LeaderNotice, NotificationReceived)
 """Events that arrive regularly. A newer waiting event of the same kind replaces an older one."""
 _ROUTINE_EVENTS = frozenset({LeaseChanged, DeadlineReached, CombinedFetchReceived})
 """Events of idle partitions. A step with such an event changes no metric if all its effects are in ``_EFFECTS_WITHOUT_CHANGE``."""
@@ -205,11 +206,8 @@ class PartitionWorker(PartitionShell):
         self.replay = LogReplay(self)
         self.ingest = Ingest(
             shell=node.links.ingest,
-            subject=own_subject,
+            reader=self._decoder(own_subject),
             config=node.settings.replication,
-            policy=config.ack_policy,
-            codec=config.codec,
-            inboxes=node.reads.inboxes,
             acks=self.acks,
             replica=self.replica,
             feed=feed,
@@ -219,7 +217,6 @@ class PartitionWorker(PartitionShell):
             wall_ns=node.clocks.stamp_ns,
             on_drop=self._messages_dropped,
             on_leave=self._ingest_left,
-            times=times,
             memory=node.memory_budget,
         )
         self.standby = self._standby(node, own_subject)
@@ -298,12 +295,15 @@ class PartitionWorker(PartitionShell):
     def followers(self) -> frozenset[str]:
         return frozenset(self.state.replicas).difference((self.node_id,)) if self.state is not None else frozenset()
 
+    def _decoder(self, own_subject: str) -> MessageDecoder:
+        return MessageDecoder(self.key, own_subject, self.config.ack_policy, self._node.reads.inboxes, self.config.codec)
+
     def _standby(self, node: NodeTools, own_subject: str) -> Standby:
         bounds = node.settings.replication
         return Standby(
             shell=node.links.standby,
             subject=own_subject,
-            reader=MessageDecoder(self.key, own_subject, self.config.ack_policy, node.reads.inboxes, self.config.codec),
+            reader=self._decoder(own_subject),
             replica=self.replica,
             log=self.log,
             ids=self.derived.ids,
@@ -482,8 +482,8 @@ class PartitionWorker(PartitionShell):
         self._node.promises.store(self.key.folder, leader_epoch, stored)
 
     # ---- other replicas -------------------------------------------------------------------------------------------------
-    def send_fetch(self, effect: do.SendFetch) -> None:
-        self.fetches.send_fetch(effect, self._node.incarnation)
+    def send_fetch_request(self, message: FetchRequest) -> None:
+        self.fetches.send_fetch(message)
 
     def combine_fetch(self, effect: do.CombineFetch) -> None:
         self._node.fetch_combiner.wait(self.key, effect, self._driver.feed)
@@ -494,8 +494,8 @@ class PartitionWorker(PartitionShell):
     def confirm_combined_fetch(self, effect: do.ConfirmCombinedFetch) -> None:
         self._node.fetch_combiner.confirm(effect)
 
-    def send_epoch_query(self, effect: do.SendEpochQuery) -> None:
-        self.fetches.send_epoch_query(effect)
+    def send_epoch_query(self, message: EpochQuery) -> None:
+        self.fetches.send_epoch_query(message)
 
     def send_fetch_response(self, effect: do.SendFetchResponse) -> None:
         self.replication.send_response(effect, self.log, self.high_watermark)
@@ -511,11 +511,11 @@ class PartitionWorker(PartitionShell):
     def send_high_watermark(self, effect: do.SendHighWatermark) -> None:
         self.replication.send_high_watermark(effect, self.high_watermark)
 
-    def send_fetch_refusal(self, effect: do.SendFetchRefusal) -> None:
-        self.replication.send_refusal(effect)
+    def send_fetch_refusal(self, message: FetchRefusal) -> None:
+        self.replication.send_refusal(message)
 
-    def send_epoch_answer(self, effect: do.SendEpochAnswer) -> None:
-        self.replication.send_epoch_answer(effect)
+    def send_epoch_answer(self, message: EpochAnswer) -> None:
+        self.replication.send_epoch_answer(message)
 
     def notify_replica(self, effect: do.NotifyReplica) -> None:
         self._node.notifications.wake(self.key, effect)
@@ -523,8 +523,8 @@ class PartitionWorker(PartitionShell):
     def probe_replica(self, effect: do.ProbeReplica) -> None:
         self._node.probes.ask(effect.replica, lambda: self.feed(events.ReplicaAbsent(replica=effect.replica)))
 
-    def send_notice(self, effect: do.SendNotice) -> None:
-        self._node.notifications.send_notice(self.key, effect)
+    def send_leader_notice(self, message: LeaderNotice) -> None:
+        self._node.notifications.send_notice(self.key, message)
 
     # ---- the metadata group -----------------------------------------------------------------------------------------------
     def propose_isr(self, effect: do.ProposeIsr) -> None:
@@ -739,8 +739,10 @@ def count_isr(instruments: Instruments, node_id: str, before: PartitionState | N
 def _replica(node: NodeTools, key: PartitionKey) -> Replica:
     node_id = node.settings.node_id
     seed = zlib.crc32(f"{node_id} {key}".encode())
-    config, pace = node.settings.replication, node.copy_limit
-    return Replica(node_id, node.incarnation, config, seed, node.inflight, _REQUEST_ID_BASE, pace, node.lease)
+    shared = NodeContext(
+        node_id, node.incarnation, node.settings.replication, node.lease, node.inflight, node.copy_limit, _REQUEST_ID_BASE
+    )
+    return Replica(shared, seed)
 
 
 async def open_worker(node: NodeTools, key: PartitionKey, subject: str, config: StreamConfig) -> PartitionWorker:
@@ -856,7 +858,7 @@ class TracedReplica:
     def step(self, event: events.Event, now_ns: int) -> list[Effect]:
         traces = self._traces
         if traces.follows:
-            if type(event) is events.FetchReceived:
+            if type(event) is FetchRequest:
                 traces.fetched(event.replica, event.offset, event.leader_epoch)
             elif type(event) is events.LogFlushed:
                 traces.flushed(event.end_offset)

@@ -364,8 +364,8 @@ def _disk(figures: Figures, reporter: Reporter) -> None:
     figures.put("queued_bytes", reporter.room.used_bytes)
     figures.put("queued_bytes_limit", reporter.room.limit_bytes)
     figures.put("ingest_queue_delay_seconds", reporter.room.waited_ns / NS_PER_S)
-    figures.put("held_bytes", reporter.intake.held_bytes)
-    figures.put("uncommitted_bytes", reporter.intake.unreplicated_bytes)
+    figures.put("held_bytes", reporter.inflight.held_bytes)
+    figures.put("uncommitted_bytes", reporter.inflight.unreplicated_bytes)
     figures.put("readers_waiting_bytes", reporter.read_budget.used_bytes)
 
 

@@ -51,7 +51,7 @@ class Reporter:
     ) -> None:
         self._node = node
         self.settings, self.incarnation, self.links = node.settings, node.incarnation, node.links
-        self.instruments, self.intake, self.room = node.instruments, node.inflight, node.memory_budget
+        self.instruments, self.inflight, self.room = node.instruments, node.inflight, node.memory_budget
         self.read_budget, self.flush_place = node.reads.budget, node.flush_runner.place
         self.group = group
         self.partitions = partitions

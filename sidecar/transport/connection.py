@@ -25,7 +25,7 @@ from liftpy.config import NS_PER_S
 from liftpy.core.base.rate_limits import LogRateLimit
 from liftpy.core.publish.acks import AckResendBuffer
 from liftpy.core.publish.ports import PublishRejector
-from liftpy.core.replication.role import all_have_lost_it
+from liftpy.core.replication.lease import missed_by_all_nodes
 from liftpy.core.wire.subjects import Allows, Subjects, reply_to
 from liftpy.errors import ConfigError
 from liftpy.nats.cancellation import end_tasks, with_cancellation
@@ -190,7 +190,7 @@ class BusConnection(StrictConnection):
         self._last_server_id = ""
         """Id of the server of the last lost connection."""
         self._last_server_is_clustered = False
-        self.all_have_lost_it = False
+        self.missed_by_all_nodes = False
         """True if the last reconnect shows that no node received the messages published before it."""
         self.inbox = ""
         """Prefix of the subjects on which this connection gets answers, without the last dot. Others cannot guess it.
@@ -485,7 +485,7 @@ class BusConnection(StrictConnection):
             self._write((again,), len(again))
         is_clustered = self._last_server_is_clustered or "cluster" in self._server_info
         known_servers = len(self.servers) + is_clustered  # a cluster need not advertise its other servers
-        self.all_have_lost_it = all_have_lost_it(known_servers, self._last_server_id, server)
+        self.missed_by_all_nodes = missed_by_all_nodes(known_servers, self._last_server_id, server)
         self._run_callbacks([partial(changed, True) for changed in self._on_change])
 
     def _run_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:

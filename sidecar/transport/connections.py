@@ -112,10 +112,10 @@ class NodeConnections:
         self._cancel_timer()
 
 
-async def open_links(settings: NodeSettings, intake: NodeInflight, room: MemoryBudget, keys: Keys) -> NodeConnections:
+async def open_links(settings: NodeSettings, inflight: NodeInflight, room: MemoryBudget, keys: Keys) -> NodeConnections:
     """Open the connections of a node. The first connect is retried until the caller is canceled.
 
-    ``intake``: totals of uncommitted and delayed publishes. ``room``: limits the publishes in memory. ``keys``: credentials.
+    ``inflight``: totals of uncommitted and delayed publishes. ``room``: limits the publishes in memory. ``keys``: credentials.
     """
     config = settings.replication
     async with AsyncExitStack() as opened:  # if the caller is canceled, the connections that are open already are closed
@@ -124,11 +124,11 @@ async def open_links(settings: NodeSettings, intake: NodeInflight, room: MemoryB
         reads = await open_bus(settings, lambda: BusConnection("reads", _READS_BYTES), keys)
         opened.push_async_callback(reads.stop)
         ingest = await open_bus(
-            settings, lambda: IngestConnection(intake, config.ingest_buffer_bytes, stats_connection=reads, room=room), keys
+            settings, lambda: IngestConnection(inflight, config.ingest_buffer_bytes, stats_connection=reads, room=room), keys
         )
         opened.pop_all()
     buffer_bytes = config.node_standby_bytes // _STANDBY_PARTS
-    standby = StandbyLink(lambda: open_bus(settings, lambda: IngestConnection(intake, buffer_bytes, name="standby"), keys))
+    standby = StandbyLink(lambda: open_bus(settings, lambda: IngestConnection(inflight, buffer_bytes, name="standby"), keys))
     return NodeConnections(replication, ingest, reads, standby)
 
 

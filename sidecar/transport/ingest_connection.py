@@ -6,7 +6,7 @@ into a buffer of raw bytes, and processes it for a few milliseconds at a time [A
 
 At half of the buffer the node stops reading, so that the server slows publishers down. ``LoadShedding`` detects when the
 server's buffer is almost full. Then the node uses the other half. When the buffer is full, whole messages without reply subject
-are dropped and counted. ``Gate`` limits processing while partitions are full.
+are dropped and counted. ``IngestThrottle`` limits processing while partitions are full.
 
 ``Backlog`` asks the server how much it has buffered. ``DisconnectLoss`` computes how many messages were lost when a server
 closed the connection.
@@ -33,9 +33,10 @@ from typing import Any
 import nats.errors
 
 from liftpy.core.base.strict_json import load_json, whole_number
+from liftpy.core.publish.backpressure import IngestThrottle, LoadShedding
 from liftpy.core.publish.memory_budget import MemoryBudget
 from liftpy.core.publish.ports import PublishRejector
-from liftpy.core.replication.inflight_limits import Gate, LoadShedding, NodeInflight
+from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.wire.subjects import SERVER_CONNECTIONS
 from liftpy.nats.cancellation import end_tasks
 from sidecar.runtime import clock
@@ -194,7 +195,7 @@ class IngestConnection(BusConnection):
         self._ps = SimpleNamespace(reset=self._connection_lost)  # type: ignore[assignment]
         self._node = node
         self._memory_budget = room or MemoryBudget()
-        self._gate = Gate(node)
+        self._throttle = IngestThrottle(node)
         self._backlog = Backlog(stats_connection) if stats_connection is not None else None
         self.overflow = LoadShedding()
         self.disconnect_loss = DisconnectLoss(self._backlog, self.overflow)
@@ -306,7 +307,7 @@ class IngestConnection(BusConnection):
         self.most_waiting_bytes = max(self.most_waiting_bytes, self.waiting_bytes)
 
     def _may_parse(self) -> bool:
-        return self._gate.may_take(self.parsed_bytes, self._is_half_full(), clock.now_ns())
+        return self._throttle.may_take(self.parsed_bytes, self._is_half_full(), clock.now_ns())
 
     def _is_full(self) -> bool:
         return self.waiting_bytes + self._node.held_bytes >= self._buffer_bytes
@@ -326,7 +327,7 @@ class IngestConnection(BusConnection):
 
     def _connection_lost(self) -> None:
         self._end_thread()
-        self._gate.connection_lost()
+        self._throttle.connection_lost()
         self.overflow.connection_lost()
         self.disconnect_loss.connection_lost(*self._identity())
         self._parser.lost += 1

@@ -16,6 +16,7 @@ from liftpy.core.log.small_files import CHECKPOINT_NAME, decode_checkpoint
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
+from liftpy.core.replication.messages import FetchRequest
 from liftpy.core.wire.batch import HEADER_SIZE_BYTES, BatchHeader, parse_header
 
 
@@ -143,7 +144,7 @@ class Audit:
 
     def _before(self, effect: do.Effect) -> None:
         match effect:
-            case do.SendFetch(offset=offset) | do.SendAcks(through_offset=offset):
+            case FetchRequest(offset=offset) | do.SendAcks(through_offset=offset):
                 self._check("3", self._on_disk_through(offset), effect, "names what is not on the disk")
             case do.ReportPromotion(newest_offset=offset) | do.ReportLeader(newest_offset=offset):
                 self._check("3", self._on_disk_through(offset), effect, "names what is not on the disk")

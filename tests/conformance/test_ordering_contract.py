@@ -23,7 +23,7 @@ from liftpy.errors import LiftError, StorageError
 from tests.conformance.contract_audit import Audit, ContractBroken
 from tests.conformance.two_workers import TwoWorkers, WorkerNode
 from tests.scripts.stage import Stage
-from tests.simulation.replica.messages import AckFrame, FetchRequest, FetchResponse
+from tests.simulation.replica.messages import AckFrame, FetchFrame, FetchResponse
 from tests.simulation.replica.network import Network
 from tests.simulation.replica.plan import draw_plan
 from tests.simulation.replica.run import run_plan
@@ -180,8 +180,8 @@ def audited(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Audit]]:
 
     def sent(self: Network, way: Any, message: Any, arrive: Any) -> None:
         audit = by_node.get(way.sender)
-        if audit is not None and isinstance(message, FetchRequest):
-            audit.sends_fetch(message.offset)
+        if audit is not None and isinstance(message, FetchFrame):
+            audit.sends_fetch(message.fetch.offset)
         elif audit is not None and isinstance(message, FetchResponse) and message.piece is None:
             audit.sends_batches(message.high_watermark, message.batches)
         elif audit is not None and isinstance(message, AckFrame) and not message.decoded().reason:

@@ -197,7 +197,7 @@ class WorkerNode:
         quiet = FetchCombiner(
             router, subjects, FetchSender(node_id, incarnation), inboxes, CONFIG, self.timers, self._noticed, counters
         )
-        notifications = Notifications(bus, subjects, node_id)
+        notifications = Notifications(bus, subjects)
         partitions: Any = SimpleNamespace(deliver=self._noticed, serves=lambda question: False)
         NotifyHandler(bus, subjects.notify(node_id), inboxes, partitions, quiet.answer_question, counters)
         tools: Any = SimpleNamespace(

@@ -9,7 +9,7 @@ import crc32c
 
 from liftpy.core.metadata import codec as cluster_codec
 from liftpy.core.metadata.codec import decode_snapshot, encode_snapshot
-from liftpy.core.metadata.controller.admission import RequestAcl, refusal
+from liftpy.core.metadata.controller.admission import RequestSubject, refusal
 from liftpy.core.metadata.controller.state_machine import answer_without_log
 from liftpy.core.metadata.controller_list import CONTROLLERS, ControllerList, list_of, well_formed
 from liftpy.core.metadata.feed import FeedSubscription
@@ -60,9 +60,9 @@ class _Applied:
 
 def _doors(data: bytes) -> None:
     request = frames.parse(data, cluster_pb2.ControlRequest)
-    wrong = fit(request, len(data)) or refusal(RequestAcl.NODE, "n1", request) or refusal(RequestAcl.ADMIN, "", request)
+    wrong = fit(request, len(data)) or refusal(RequestSubject.NODE, "n1", request) or refusal(RequestSubject.ADMIN, "", request)
     if not wrong:
-        refusal(RequestAcl.INFO, "", request)
+        refusal(RequestSubject.INFO, "", request)
     answer_without_log(_IMAGE, request, 5, born_fsm().rules)
 
 

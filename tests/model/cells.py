@@ -31,9 +31,10 @@ from liftpy.core.replication.isr import FollowerProgress, IsrChange, SlowFlushes
 from liftpy.core.replication.leader import LeaderRole, PauseEnforcer
 from liftpy.core.replication.lease import EarlierLeaders, Lease, ReplicaLease
 from liftpy.core.replication.log_offsets import LogOffsets
+from liftpy.core.replication.messages import EpochAnswer, EpochQuery, FetchRefusal, FetchRequest, RefusalReason
 from liftpy.core.replication.phases import FollowerPhase
 from liftpy.core.replication.replica import CandidateRole, FailedRole, InactiveRole, Replica, StoppedRole
-from liftpy.core.replication.role import Backoff, Deadlines, ReplicaContext, ReplicaRole
+from liftpy.core.replication.role import Backoff, Deadlines, NodeContext, ReplicaContext, ReplicaRole
 from liftpy.errors import InvariantError
 from tests.model.search import Broken
 from tests.model.structure import Interned, Names, Structure
@@ -81,11 +82,9 @@ class Stepped(NamedTuple):
 
 STRUCTURE = Structure(
     state=(
-        Cell, Replica, ReplicaContext, LogOffsets, EpochCache, Deadlines, Lease, ReplicaLease, Backoff, EarlierLeaders, IsrChange,
-        FetchHandler, FollowerProgress, InflightLimits, NodeInflight, CatchupThrottle, LearnerCopy, SlowFlushes,
-        PauseEnforcer, ReplicaRole,
-        InactiveRole,
-        FailedRole, StoppedRole, FollowerRole, CandidateRole, LeaderRole,
+        Cell, Replica, NodeContext, ReplicaContext, LogOffsets, EpochCache, Deadlines, Lease, ReplicaLease, Backoff,
+        EarlierLeaders, IsrChange, FetchHandler, FollowerProgress, InflightLimits, NodeInflight, CatchupThrottle, LearnerCopy,
+        SlowFlushes, PauseEnforcer, ReplicaRole, InactiveRole, FailedRole, StoppedRole, FollowerRole, CandidateRole, LeaderRole,
     ),
     values=(PartitionMetadata, PartitionState, PartitionKey, StreamConfig, FlushPolicy, ReplicationConfig, ParkedFetch, Horizon),
 )  # fmt: skip
@@ -130,7 +129,7 @@ def put_back_times(replica: Replica) -> None:
     shared, role = shared_of(replica), role_of(replica)
     shared.backoff._state = shared.backoff._failures = 0
     shared.deadlines._at_ns = {kind: NOW for kind in _KINDS if shared.deadlines.is_set(kind)}
-    shared.succession = EarlierLeaders(shared.node_id, 0)
+    shared.earlier_leaders = EarlierLeaders(shared.node_id, 0)
     if isinstance(role, FollowerRole):
         for name, value in _FOLLOWER_NOW.items():
             setattr(role, name, value)
@@ -372,10 +371,9 @@ class Shell:
     def _restart(self, incarnation: int, request_id: int, held: PartitionMetadata, live: tuple[tuple[str, int], ...]) -> None:
         cell = self.cell
         cell.incarnation = incarnation
-        replica = cell.replica = Replica(cell.name, incarnation, CONFIG)
         lease = Lease(1 << 62)
         lease.extend(NOW, 0, NOW)
-        shared_of(replica).lease = ReplicaLease(lease)
+        replica = cell.replica = Replica(NodeContext(cell.name, incarnation, CONFIG, lease))
         put_back_times(replica)
         self.feed(
             ev.LogOpened(
@@ -398,7 +396,7 @@ class Shell:
     ) -> None:
         self._asker = src, rid
         self.feed(
-            ev.FetchReceived(
+            FetchRequest(
                 token=1, replica=src, offset=offset, leader_epoch=epoch, offset_epoch=offset_epoch, incarnation=incarnation,
                 request_id=rid, max_bytes=0, stream_uid=KEY.uid, awaits_more=True,
             )
@@ -407,8 +405,8 @@ class Shell:
     def _query_came(self, _: str, src: str, dst: str, rid: int, requested_epoch: int, epoch: int) -> None:
         self._asker = src, rid
         self.feed(
-            ev.EpochQueryReceived(
-                token=1, replica=src, requested_epoch=requested_epoch, current_epoch=epoch, stream_uid=KEY.uid
+            EpochQuery(
+                token=1, replica=src, request_id=rid, requested_epoch=requested_epoch, current_epoch=epoch, stream_uid=KEY.uid
             )
         )
 
@@ -424,13 +422,11 @@ class Shell:
 
     def _answered_came(self, _: str, src: str, dst: str, rid: int, epoch: int, last_offset: int, current: int) -> None:
         self.feed(
-            ev.EpochQueryAnswered(
-                request_id=rid, leader_epoch=epoch, last_offset=last_offset, current_epoch=current, log_start_offset=0
-            )
+            EpochAnswer(request_id=rid, leader_epoch=epoch, last_offset=last_offset, current_epoch=current, log_start_offset=0)
         )
 
     def _refused_came(self, _: str, src: str, dst: str, rid: int, reason: str, epoch: int) -> None:
-        self.feed(ev.FetchRefused(request_id=rid, reason=ev.RefusalReason[reason], leader_epoch=epoch, log_start_offset=0))
+        self.feed(FetchRefusal(request_id=rid, reason=RefusalReason[reason], leader_epoch=epoch, log_start_offset=0))
         if self.cell.replica is not None and shared_of(self.cell.replica).deadlines.is_set(ev.Deadline.FETCH):
             self._wake()  # as after a time-out: the back-off is left out
 
@@ -474,13 +470,13 @@ class Shell:
         if effect.policy is AckPolicy.ALL:
             self.acked = max(self.acked, effect.through_offset)
 
-    def send_fetch(self, effect: do.SendFetch) -> None:
+    def send_fetch_request(self, effect: FetchRequest) -> None:
         cell = self.cell
         check(effect.offset < cell.durable, "D6", cell.name, "acknowledges", effect.offset, "flushed is", cell.durable)
         request = effect.request_id, effect.offset, effect.offset_epoch, effect.leader_epoch, cell.incarnation
         self.sent.append(("fetch", cell.name, "*", *request))
 
-    def send_epoch_query(self, effect: do.SendEpochQuery) -> None:
+    def send_epoch_query(self, effect: EpochQuery) -> None:
         self.sent.append(("query", self.cell.name, "*", effect.request_id, effect.requested_epoch, effect.current_epoch))
 
     def send_fetch_response(self, effect: do.SendFetchResponse) -> None:
@@ -509,11 +505,11 @@ class Shell:
         base = from_offset if records else 0
         self.sent.append(("fetched", self.cell.name, name, rid, epoch, self.cell.replica.high_watermark, base, records))
 
-    def send_epoch_answer(self, effect: do.SendEpochAnswer) -> None:
+    def send_epoch_answer(self, effect: EpochAnswer) -> None:
         name, rid = self._asker
         self.sent.append(("answered", self.cell.name, name, rid, effect.leader_epoch, effect.last_offset, effect.current_epoch))
 
-    def send_fetch_refusal(self, effect: do.SendFetchRefusal) -> None:
+    def send_fetch_refusal(self, effect: FetchRefusal) -> None:
         name, rid = self._asker
         self.sent.append(("refused", self.cell.name, name, rid, effect.reason.name, effect.leader_epoch))
 
@@ -544,13 +540,13 @@ _ACTS: dict[type, Any] = {
     do.StartServing: Shell.start_serving,
     do.CloseSubject: Shell.close_subject,
     do.SendAcks: Shell.send_acks,
-    do.SendFetch: Shell.send_fetch,
-    do.SendEpochQuery: Shell.send_epoch_query,
+    FetchRequest: Shell.send_fetch_request,
+    EpochQuery: Shell.send_epoch_query,
     do.SendFetchResponse: Shell.send_fetch_response,
     do.ParkFetch: Shell.park_fetch,
     do.AnswerParkedFetch: Shell.answer_parked_fetch,
-    do.SendEpochAnswer: Shell.send_epoch_answer,
-    do.SendFetchRefusal: Shell.send_fetch_refusal,
+    EpochAnswer: Shell.send_epoch_answer,
+    FetchRefusal: Shell.send_fetch_refusal,
     do.ProposeIsr: Shell.propose_isr,
     do.ReportLeader: Shell.report_leader,
     do.ReportPromotion: Shell.report_promotion,

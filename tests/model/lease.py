@@ -45,11 +45,12 @@ _FORGOTTEN_NS = NOW - 4 * NS_PER_S
 
 
 class Node(NamedTuple):
-    """``lease``, ``succession``: numbers of what is held. ``behind``: how many images its partition is behind; ``lags``: how many of
-    them the node has seen."""
+    """``lease``, ``earlier_leaders``: numbers of what is held. ``behind``: how many images its partition is behind;
+    ``lags``: how many of them the node has seen.
+    """
 
     lease: int
-    succession: int
+    earlier_leaders: int
     behind: int = 0
     lags: int = 0
     suspended: bool = False
@@ -133,11 +134,11 @@ class LeaseModel:
         nodes = []
         for name in NODES:
             granted_ms = led.heartbeat(name, 1, NOW, NOW).lease_ms
-            lease, succession = ReplicaLease(Lease(lease_ns)), EarlierLeaders(name, lease_ns)
+            lease, earlier_leaders = ReplicaLease(Lease(lease_ns)), EarlierLeaders(name, lease_ns)
             lease.node_lease.extend(NOW, granted_ms * NS_PER_MS, NOW)
             held, live = self._images.state(image)
-            succession.partition_changed(held.state, dict(live), NOW, held.longest_lease_ns)
-            nodes.append(Node(self._number(lease), self._number(succession)))
+            earlier_leaders.partition_changed(held.state, dict(live), NOW, held.longest_lease_ns)
+            nodes.append(Node(self._number(lease), self._number(earlier_leaders)))
         limits = self._limits
         left = limits.ticks, limits.suspensions, limits.cuts, limits.moves, limits.takeovers, len(limits.times), limits.lags
         leader = Metadata(self._number(led), NOW)
@@ -183,7 +184,7 @@ class LeaseModel:
                 held.node_lease.extend(NOW, answer.lease_ms * NS_PER_MS, NOW)
                 lease = self._number(held)
             waiting = tuple((index, _earlier(sent), length) for index, sent, length in node.waiting)
-            nodes.append(node._replace(lease=lease, succession=self._age(node.succession), waiting=waiting))
+            nodes.append(node._replace(lease=lease, earlier_leaders=self._age(node.earlier_leaders), waiting=waiting))
         leader = Metadata(self._number(led), _earlier(state.leader.confirmed_ns))
         old = state.old and Metadata(self._age(state.old.sessions), _earlier(state.old.confirmed_ns))
         sent = frozenset((kind, name, _earlier(at), to, length) for kind, name, at, to, length in state.sent)
@@ -256,10 +257,13 @@ class LeaseModel:
             other = state.nodes[j]
             theirs = self._images.partition(state.images[-1 - other.behind])
             same = (theirs.leader or theirs.candidate, theirs.leader_epoch) == (leader, seen.leader_epoch)
-            succession = self._copy(other.succession)
-            if same and not (other.cut or other.suspended) and name in succession._suspects:
-                succession.record_fetch(name)
-                yield (name, "asks", leader), self._with(state, j, other._replace(succession=self._number(succession)))
+            earlier_leaders = self._copy(other.earlier_leaders)
+            if same and not (other.cut or other.suspended) and name in earlier_leaders._suspects:
+                earlier_leaders.record_fetch(name)
+                yield (
+                    (name, "asks", leader),
+                    self._with(state, j, other._replace(earlier_leaders=self._number(earlier_leaders))),
+                )
         if seen.status is PartitionStatus.CANDIDATE_FOUND and seen.candidate == name:
             ready = ("promoted", name, "M", 1, seen.leader_epoch, seen.epoch)
             yield from self._decided(state, ready, state.left)
@@ -268,12 +272,12 @@ class LeaseModel:
         """The images that the node has and its partition does not, or the next image, and what was granted on it."""
         behind = node.behind - (node.lags or 1)
         held, live = self._images.state(state.images[-1 - behind])
-        succession, lease = self._copy(node.succession), self._copy(node.lease)
-        succession.partition_changed(held.state, dict(live), NOW, held.longest_lease_ns)
+        earlier_leaders, lease = self._copy(node.earlier_leaders), self._copy(node.lease)
+        earlier_leaders.partition_changed(held.state, dict(live), NOW, held.longest_lease_ns)
         waiting = node.waiting if node.lags else self._image_seen(lease, node)
         lease = ReplicaLease(lease.node_lease)  # without the number of the changes so far
         learned = node._replace(
-            behind=behind, lags=0, succession=self._number(succession), lease=self._number(lease), waiting=waiting
+            behind=behind, lags=0, earlier_leaders=self._number(earlier_leaders), lease=self._number(lease), waiting=waiting
         )
         return self._with(state, i, learned)
 
@@ -388,8 +392,8 @@ class LeaseModel:
         if node.suspended or partition.status is not PartitionStatus.ONLINE or partition.leader != name:
             return False
         lease: ReplicaLease = self._held[node.lease]
-        succession: EarlierLeaders = self._held[node.succession]
-        return lease.is_current(NOW) and succession.is_over(NOW)
+        earlier_leaders: EarlierLeaders = self._held[node.earlier_leaders]
+        return lease.is_current(NOW) and earlier_leaders.is_over(NOW)
 
     def _looked(self, state: State) -> State | Broken:
         speakers = [NODES[i] for i in range(3) if self._speaks(state, i)]

@@ -34,8 +34,8 @@ def joins_before_it_has_caught_up() -> Patches:
 def two_lead_in_one_epoch() -> Patches:
     """A candidate gets the LeaderEpoch of the leader before."""
 
-    def propose(draft: RecordBuilder, partition: Any, candidate: str) -> Any:
-        return real(draft, replace(partition), candidate)
+    def propose(builder: RecordBuilder, partition: Any, candidate: str) -> Any:
+        return real(builder, replace(partition), candidate)
 
     real = elections.propose
     return [method(elections, "propose", propose), method(RecordBuilder, "next_leader_epochs", lambda self, count=1: 1)]

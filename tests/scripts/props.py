@@ -8,15 +8,14 @@ from typing import Any
 
 from liftpy.config import AckPolicy
 from liftpy.core.replication import events as ev
-from liftpy.core.replication.effects import SendEpochAnswer, SendFetchRefusal
+from liftpy.core.replication.messages import EpochAnswer, EpochQuery, FetchRefusal, LeaderNotice
 from tests.simulation.replica.clients import SimPublisher
 from tests.simulation.replica.clock import MS
 from tests.simulation.replica.cluster import Cluster
 from tests.simulation.replica.messages import (
     Ack,
     AckFrame,
-    EpochRequest,
-    FetchRequest,
+    FetchFrame,
     FetchResponse,
     Publish,
     QuietQuestion,
@@ -25,8 +24,8 @@ from tests.simulation.replica.messages import (
 )
 
 KINDS: dict[type, str] = {
-    Publish: "publish", AckFrame: "ack", FetchRequest: "fetch", FetchResponse: "data", SendFetchRefusal: "refusal",
-    EpochRequest: "epoch query", SendEpochAnswer: "epoch answer", ev.NoticeReceived: "notice", ev.NotificationReceived: "wake",
+    Publish: "publish", AckFrame: "ack", FetchFrame: "fetch", FetchResponse: "data", FetchRefusal: "refusal",
+    EpochQuery: "epoch query", EpochAnswer: "epoch answer", LeaderNotice: "notice", ev.NotificationReceived: "wake",
     ReadFrame: "read", ReadAnswer: "read answer", QuietQuestion: "quiet question", frozenset: "quiet answer",
 }  # fmt: skip
 """What ``hold`` calls a message of the data path. On the metadata path it is the request's field name in ``ControlRequest``

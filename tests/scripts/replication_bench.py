@@ -13,16 +13,18 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from liftpy.config import NS_PER_S, AckPolicy, Codec, ReplicationConfig, StreamConfig
+from liftpy.config import NS_PER_S, AckPolicy, ReplicationConfig, StreamConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.publish.acks import PendingAcks
 from liftpy.core.publish.ingest import Ingest
 from liftpy.core.publish.log_state import LogState
+from liftpy.core.publish.message_decoder import MessageDecoder
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.log_offsets import EpochVerdict, OffsetCheck
+from liftpy.core.replication.messages import FetchRequest
 from liftpy.core.wire.batch import RecordBatch, split_batches
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from sidecar.partition.reads import ReadSubjects, ReadTools
@@ -118,15 +120,15 @@ class ReplicationBench:
         self.log, _ = Log.open(MemoryStorage(), StreamConfig())
         self.subjects = Subjects()
         self.counters: Counter[str] = Counter()
-        self.fetches: list[ev.FetchReceived] = []
+        self.fetches: list[FetchRequest] = []
         inboxes = InboxRule(("_INBOX.",))
         self.acks = PendingAcks(shell, self.key, SUBJECT)
         replica: Any = FakeReplica(may_refuse)
         self.judgement = EpochVerdict(OffsetCheck.SAME)
         """Of every reader."""
         self.ingest = Ingest(
-            shell=shell, subject=SUBJECT, config=ReplicationConfig(**config), policy=AckPolicy.ALL, codec=Codec.NONE,
-            inboxes=inboxes, acks=self.acks, replica=replica, feed=self._append, log=self.log, now_ns=time.monotonic_ns,
+            shell=shell, reader=MessageDecoder(self.key, SUBJECT, AckPolicy.ALL, inboxes), config=ReplicationConfig(**config),
+            acks=self.acks, replica=replica, feed=self._append, log=self.log, now_ns=time.monotonic_ns,
             wall_ns=time.time_ns, derived=LogState(self.log, 120 * NS_PER_S, 1 << 20, time.monotonic_ns, subject=SUBJECT),
         )  # fmt: skip
         self.replication = ReplicationHandler(

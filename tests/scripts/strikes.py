@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from liftpy.core.log.storage import MemoryStorage
-from liftpy.core.replication.events import NoticeReceived
+from liftpy.core.replication.messages import LeaderNotice
 from liftpy.core.wire.batch import parse_header
 from tests.simulation.replica.clock import MS, S
 from tests.simulation.replica.cluster import STREAM, Cluster
@@ -96,7 +96,7 @@ class Strikes:
         """Somebody who may publish sends ``node`` a LeaderNotice in its leader's name."""
         self._note(f"{node} gets a forged notice: HW {high_watermark}, log start {log_start_offset}")
         truth = self.cluster.group.partition(STREAM, 0)
-        notice = NoticeReceived(
+        notice = LeaderNotice(
             leader=truth.leader,
             leader_epoch=truth.leader_epoch,
             epoch=truth.epoch,

@@ -13,8 +13,7 @@ from __future__ import annotations
 import pytest
 
 from liftpy.client.progress import ReadProgress
-from liftpy.core.replication import events as ev
-from liftpy.core.replication.effects import SendFetchRefusal
+from liftpy.core.replication.messages import EpochQuery, FetchRefusal, FetchRequest, RefusalReason
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.errors import NotFoundError
@@ -85,16 +84,21 @@ def test_leader_of_a_recreated_stream_rejects_fetches_of_replicas_of_the_old_str
         s.settle()
         leader = s.replica(s.leader)
         position, end = s.position(s.followers[0]), s.end(s.leader)
-        fetch = ev.FetchReceived(
+        fetch = FetchRequest(
             token=99, replica=s.followers[0], offset=-1, leader_epoch=s.leader_epoch, offset_epoch=0, incarnation=1,
             request_id=1 << 60, max_bytes=1 << 20, stream_uid="000001-another",
         )  # fmt: skip
         (refusal,) = leader.replica.step(fetch, s.cluster.clock.now_ns)
-        assert isinstance(refusal, SendFetchRefusal)
-        assert refusal.reason is ev.RefusalReason.WRONG_STREAM
-        query = ev.EpochQueryReceived(
-            token=100, replica=s.followers[0], requested_epoch=1, current_epoch=s.leader_epoch, stream_uid="000001-another"
+        assert isinstance(refusal, FetchRefusal)
+        assert refusal.reason is RefusalReason.WRONG_STREAM
+        query = EpochQuery(
+            token=100,
+            replica=s.followers[0],
+            request_id=1,
+            requested_epoch=1,
+            current_epoch=s.leader_epoch,
+            stream_uid="000001-another",
         )
         (refusal,) = leader.replica.step(query, s.cluster.clock.now_ns)
-        assert isinstance(refusal, SendFetchRefusal)
+        assert isinstance(refusal, FetchRefusal)
         assert (s.position(s.followers[0]), s.end(s.leader)) == (position, end)

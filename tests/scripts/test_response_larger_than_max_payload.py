@@ -11,7 +11,7 @@ Shows A10, D5, D16, D19, D23, L3.
 from __future__ import annotations
 
 from liftpy.core.replication import effects as do
-from liftpy.core.replication.events import FetchReceived
+from liftpy.core.replication.messages import FetchRequest
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import replication_pb2 as pb
 from liftpy.core.wire.batch import RecordBatch, split_batches
@@ -28,7 +28,7 @@ def _fetch(bench: ReplicationBench, offset: int, held: PartialBatch = NOTHING) -
         streamUid=bench.key.uid, position=held.position, batchCrc=held.crc,
     )  # fmt: skip
     bench.bus.deliver(bench.subjects.replicate("orders", 0), frames.encode(request), "liftpy.inbox.n2.x.1.1")
-    event: FetchReceived = bench.fetches.pop()
+    event: FetchRequest = bench.fetches.pop()
     effect = do.SendFetchResponse(token=event.token, from_offset=event.offset + 1, max_bytes=event.max_bytes, leader_epoch=1)
     bench.replication.send_response(effect, bench.log, bench.log.high_watermark)
     return bench.bus.take("liftpy.inbox.n2.x")

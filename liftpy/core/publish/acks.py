@@ -155,12 +155,12 @@ class PendingAcks:
 
     __slots__ = (
         "_again", "_data_subject", "_delayed_rejections", "_json_prefix", "_number", "_shell", "_shown_stream",
-        "_times", "_waiting", "count", "key",
+        "_waiting", "count", "key", "times",
     )  # fmt: skip
 
     def __init__(self, shell: AckShell, key: PartitionKey, data_subject: str, times: PublishTimes | None = None) -> None:
         self._shell = shell
-        self._times = times or PublishTimes()
+        self.times = times or PublishTimes()
         self.key = key
         self._data_subject = data_subject
         self._waiting: defaultdict[AckPolicy, list[_UnackedBatch]] = defaultdict(list)
@@ -224,7 +224,7 @@ class PendingAcks:
             before = len(lines)
             self._answer(entry, policy, leader_epoch, now_wall_ns, lines)
             if len(lines) > before:
-                self._times.answered(policy, entry.arrived_ns, len(lines) - before)
+                self.times.answered(policy, entry.arrived_ns, len(lines) - before)
         del waiting[:answered_count]
         again = self._again[policy]
         while again and again[0][0] <= through_offset:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import itemgetter
 
-from liftpy.config import AckPolicy, Codec, ReplicationConfig, StreamConfig
+from liftpy.config import AckPolicy, ReplicationConfig, StreamConfig
 from liftpy.core.base.instruments import PublishTimes
 from liftpy.core.log.log import Log
 from liftpy.core.publish.acks import PendingAcks, Publishers, envelope_of
@@ -62,7 +62,6 @@ from liftpy.core.replication.replica import Replica
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import MAX_BATCH_BYTES, BatchTooLargeError, Body, encode_body, seal
 from liftpy.core.wire.envelope import MAGIC
-from liftpy.core.wire.subjects import InboxRule
 
 IDS_LOST = "message_ids_lost"
 """Reason for dropping publishes whose message id may be stored already, because this node dropped ids for lack of memory."""
@@ -168,26 +167,24 @@ def call_with_halves(messages: list[RawMessage], process: Callable[[list[RawMess
 class Ingest:
     """Combines the publishes of one partition into batches, and passes them to the replica.
 
-    ``feed``: passes PublishesReceived to ``replica``. The replica answers each with an effect that calls ``seal``, ``reject``
-    or ``drop``. ``memory``: memory limit and time limit of the node. ``on_leave``: called when this leader has unsubscribed, because
-    publishes no longer reach it and standby followers receive them. The leadership must then be transferred.
+    ``reader``: decodes the messages on its subject. ``feed``: passes PublishesReceived to ``replica``. The replica answers each
+    with an effect that calls ``seal``, ``reject`` or ``drop``. ``memory``: memory limit and time limit of the node.
+    ``on_leave``: called when this leader has unsubscribed, because publishes no longer reach it and standby followers receive
+    them. The leadership must then be transferred.
     """
 
     __slots__ = (
         "_acks", "_again_count", "_backlog", "_config", "_derived", "_drain_scheduled", "_feed", "_left", "_listener", "_log",
         "_memory", "_next_token", "_now_ns", "_on_leave", "_pending_ids", "_raw", "_raw_bytes", "_registry", "_replica",
-        "_shell", "_subject", "_tokens", "_unanswered", "counters", "is_subscribed", "reader", "wall_ns",
+        "_shell", "_tokens", "_unanswered", "counters", "is_subscribed", "reader", "wall_ns",
     )  # fmt: skip
 
     def __init__(
         self,
         *,
         shell: IngestShell,
-        subject: str,
+        reader: MessageDecoder,
         config: ReplicationConfig,
-        policy: AckPolicy,
-        codec: Codec,
-        inboxes: InboxRule,
         acks: PendingAcks,
         replica: Replica,
         feed: Callable[[PublishesReceived | DuplicateReceived], None],
@@ -197,11 +194,9 @@ class Ingest:
         wall_ns: Callable[[], int],
         on_drop: Callable[[str, int], None] = lambda reason, count: None,
         on_leave: Callable[[], None] = lambda: None,
-        times: PublishTimes | None = None,
         memory: MemoryBudget | None = None,
     ) -> None:
         self._shell = shell
-        self._subject = subject
         self._config = config
         self._acks = acks
         self._replica = replica
@@ -214,8 +209,8 @@ class Ingest:
         self._on_leave = on_leave
         self._derived = derived
         self._registry = ProducerRegistry(derived.producers)
-        self.reader = MessageDecoder(acks.key, subject, policy, inboxes, codec)
-        self.counters = IngestCounters(on_drop=on_drop, times=times or PublishTimes())
+        self.reader = reader
+        self.counters = IngestCounters(on_drop=on_drop, times=acks.times)
         self._pending_ids: dict[bytes, tuple[PendingBatch, int]] = {}
         """Message id -> its pending batch, and the index of its record there."""
         self._unanswered = AckDelay()
@@ -342,7 +337,7 @@ class Ingest:
         if self._backlog is not None:
             self._backlog.subscription = None
         self._listener = listener = self._shell.listen(
-            self._subject, self._message_arrived, on_dropped=self._record_dropped, rejector=self
+            self.reader.subject, self._message_arrived, on_dropped=self._record_dropped, rejector=self
         )
         self.is_subscribed = False
         self._shell.when_subscribed(lambda: self._on_subscribed(listener))
@@ -647,7 +642,7 @@ class Ingest:
         known = envelope.known_records = ruling.known
         if known:
             self.counters.duplicates += known
-            body = body_after(published, known, self._subject, self.reader.codec)
+            body = body_after(published, known, self.reader.subject, self.reader.codec)
             columns.batch, publishers.batch_records = published._replace(body=body), body.record_count
             columns.ids = {index - known: message_id for index, message_id in columns.ids.items() if index >= known}
         sequence = after(claim.base_sequence, known)

@@ -292,7 +292,7 @@ class MessageDecoder:
     ) -> None:
         self._key = key
         self._own_subject = own_subject.encode()
-        self._own_text = own_subject
+        self.subject = own_subject
         self._policy = policy
         self._inboxes = inboxes
         self.codec = codec
@@ -425,7 +425,7 @@ class MessageDecoder:
     def _subjects(self, messages: Sequence[RawMessage]) -> list[str]:
         own = self._own_subject
         if all(message[0] == own for message in messages):
-            return [self._own_text] * len(messages)
+            return [self.subject] * len(messages)
         return [message[0].decode(*_TEXT) for message in messages]
 
     def _inspect(self, columns: MessageColumns, index: int, message: RawMessage, now_wall_ns: int) -> None:

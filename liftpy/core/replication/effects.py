@@ -11,7 +11,7 @@ records count as on disk. ``tests/conformance/test_ordering_contract.py`` checks
    ``AnswerParkedFetch`` read up to the log end. Publishers, readers of committed records and the metadata group do not see
    them yet.
 3. Positions that this replica reports are on disk. ``LogFlushed`` is fed when everything below its end offset is on
-   disk. ``SendFetch.offset``, ``SendAcks.through_offset``, ``ReportPromotion.newest_offset``,
+   disk. ``FetchRequest.offset``, ``SendAcks.through_offset``, ``ReportPromotion.newest_offset``,
    ``ReportLeader.newest_offset`` and ``RaiseHighWatermark.high_watermark`` name nothing beyond it.
 4. ``SendFetchResponse``, ``AnswerParkedFetch`` and ``SendHighWatermark`` contain the high watermark at the time of sending. After a
    failed read, the shell sends no answer, because an empty response would mean "caught up". It sends nothing after the
@@ -23,6 +23,8 @@ records count as on disk. ``tests/conformance/test_ordering_contract.py`` checks
 8. An effect that fails becomes an event (``StorageFailed``, ``RequestFailed``), never an exception.
 
 Offsets are inclusive, except names with ``end_offset`` (exclusive). ``token`` is a handle of the shell from an event.
+
+A message to another replica is an effect, too (``messages.py``). It is complete. Only its addressee's shell gives it a token.
 
 A shell has one method per effect (``method_name``). ``liftpy.core.partition.shell.PartitionShell`` changes the log and the
 publishers. Three classes add a network and timers: ``sidecar.partition.worker.PartitionWorker``,
@@ -38,7 +40,8 @@ from typing import Any, get_args
 
 from liftpy.config import AckPolicy
 from liftpy.core.base.partition import Pause
-from liftpy.core.replication.events import Deadline, RefusalReason, value
+from liftpy.core.replication.events import Deadline
+from liftpy.core.replication.messages import Message, value
 from liftpy.core.replication.phases import RoleName
 
 
@@ -199,32 +202,6 @@ class RecheckLog:
 
 
 @value
-class SendFetch:
-    """Follower: send a fetch (ReplicationRequest) to the leader on ``.replicate``. The core sets a timer for the answer."""
-
-    request_id: int
-    """Id of the request, which the answer repeats. Ids grow."""
-    leader: str
-    """Node id of the leader or candidate, for logs only. The subject addresses the leader."""
-    offset: int
-    """Newest flushed offset of this replica, inclusive. The request acknowledges it and asks for later records."""
-    offset_epoch: int
-    """LeaderEpoch of the record at ``offset``. 0: the log is empty."""
-    leader_epoch: int
-    """LeaderEpoch in which this replica follows."""
-    max_bytes: int
-    """Maximum size of the answer, in bytes. A larger batch comes in pieces."""
-    bad_offset: int | None = None
-    """Offset at which the last answer of the leader had wrong bytes, inclusive. None: no damage to report."""
-    flush_ns: int = 0
-    """Duration of the last flush, in nanoseconds. 0: not known."""
-    copy_epoch: int = 0
-    """Number of the learner's copy (``PartitionState.copy_epoch``). 0: the sender is a replica."""
-    deletes_end: int = 0
-    """Offset below which the leader had already deleted tombstones when this log began to fetch, exclusive."""
-
-
-@value
 class CombineFetch:
     """Follower: send no more fetches while the leader's node confirms that this replica's last fetch still waits there.
 
@@ -254,20 +231,6 @@ class ConfirmCombinedFetch:
 
 
 @value
-class SendEpochQuery:
-    """Follower: ask the leader on ``.offset`` where an epoch ends in its log (LeaderEpochOffsetRequest)."""
-
-    request_id: int
-    """Id of the request, which the answer repeats. Ids grow."""
-    leader: str
-    """Node id of the leader, for logs only."""
-    requested_epoch: int
-    """LeaderEpoch whose end in the leader's log is requested."""
-    current_epoch: int
-    """LeaderEpoch in which this replica follows. Only the leader of this epoch answers."""
-
-
-@value
 class SendFetchResponse:
     """Leader or candidate: answer the fetch ``token`` with the current HW and with complete batches.
 
@@ -275,7 +238,7 @@ class SendFetchResponse:
     """
 
     token: int
-    """Token of the FetchReceived."""
+    """Token of the FetchRequest."""
     from_offset: int
     """First requested offset, inclusive."""
     max_bytes: int
@@ -289,7 +252,7 @@ class ParkFetch:
     """Leader: keep the reply subject of the fetch ``token``. The fetch is answered later, when there are records to send."""
 
     token: int
-    """Token of the FetchReceived."""
+    """Token of the FetchRequest."""
     replica: str
     """Replica that fetches."""
 
@@ -327,38 +290,6 @@ class SendHighWatermark:
 
 
 @value
-class SendFetchRefusal:
-    """Leader or candidate: reject the fetch or the epoch query ``token`` (ReplicationRefusal)."""
-
-    token: int
-    """Token of the FetchReceived or EpochQueryReceived."""
-    reason: RefusalReason
-    """Reason for the rejection."""
-    leader_epoch: int
-    """LeaderEpoch in which this replica acts as leader, candidate or follower."""
-    log_start_offset: int
-    """Inclusive: start of this log. A follower that is rejected with BEFORE_LOG_START or DELETES_GONE begins its log there."""
-    deletes_end: int = 0
-    """Offset below which this log may lack tombstones, exclusive. The follower stores it."""
-
-
-@value
-class SendEpochAnswer:
-    """Leader or candidate: answer the epoch query ``token`` with the end of an epoch in this log (LeaderEpochOffsetResponse)."""
-
-    token: int
-    """Token of the EpochQueryReceived."""
-    leader_epoch: int
-    """Largest LeaderEpoch in this log that is not above the requested one. 0: there is none."""
-    last_offset: int
-    """Offset of the last record of ``leader_epoch``, inclusive. -1: there is none."""
-    current_epoch: int
-    """LeaderEpoch in which this replica leads."""
-    log_start_offset: int
-    """Log start of this replica, inclusive."""
-
-
-@value
 class NotifyReplica:
     """Leader: send a PartitionNotification to ``<ns>.notify.<replica>``, so that the follower sends a fetch."""
 
@@ -372,24 +303,6 @@ class ProbeReplica:
 
     replica: str
     """Node id of the replica to probe."""
-
-
-@value
-class SendNotice:
-    """Leader: send a LeaderNotice to each of ``replicas``, so that they send a fetch. They do not use its offsets."""
-
-    replicas: tuple[str, ...]
-    """Ids of the nodes that get the notice."""
-    leader_epoch: int
-    """LeaderEpoch in which this replica leads."""
-    epoch: int
-    """Epoch of the partition in the metadata of this node."""
-    epoch_start_offset: int
-    """Offset of the first record of ``leader_epoch``, inclusive. The record may not exist yet."""
-    high_watermark: int
-    """Inclusive: the current high watermark."""
-    log_start_offset: int
-    """Log start of this replica, inclusive."""
 
 
 @value
@@ -586,20 +499,16 @@ Effect = (
     | ResetLog
     | RaiseHighWatermark
     | RecheckLog
-    | SendFetch
+    | Message
     | CombineFetch
     | EndCombinedFetch
     | ConfirmCombinedFetch
-    | SendEpochQuery
     | SendFetchResponse
     | ParkFetch
-    | SendFetchRefusal
-    | SendEpochAnswer
     | NotifyReplica
     | AnswerParkedFetch
     | SendHighWatermark
     | ProbeReplica
-    | SendNotice
     | ProposeIsr
     | ReportLeader
     | GiveUpLeadership
@@ -622,8 +531,9 @@ Methods = Mapping[type[Effect], Callable[[Any, Any], None]]
 
 
 def method_name(effect: type[Effect]) -> str:
-    """Return the name of the method of a shell that carries out effects of this class."""
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", effect.__name__).lower()
+    """Return the name of the method of a shell that carries out effects of this class: ``append_batch``, ``send_fetch_request``."""
+    name = re.sub(r"(?<!^)(?=[A-Z])", "_", effect.__name__).lower()
+    return f"send_{name}" if effect in get_args(Message) else name
 
 
 _NAMES = {effect: method_name(effect) for effect in get_args(Effect)}

@@ -11,19 +11,11 @@ long to create.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
-from typing import TypeVar, dataclass_transform
 
 from liftpy.core.base.partition import PartitionMetadata
-
-T = TypeVar("T")
-
-
-@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
-def value(cls: type[T]) -> type[T]:
-    """Make ``cls`` a dataclass with slots and keyword arguments. Only the type checker treats its fields as frozen."""
-    return dataclass(slots=True, kw_only=True, unsafe_hash=True)(cls)
+from liftpy.core.replication.messages import Message, value
 
 
 @value
@@ -119,60 +111,6 @@ class PublishesReceived:
 
 
 @value
-class FetchReceived:
-    """A follower's fetch (ReplicationRequest) arrived on ``.replicate``. The core checks all its fields before use."""
-
-    token: int
-    """Handle of the request. SendFetchResponse, SendFetchRefusal or ParkFetch names it in this step."""
-    replica: str
-    """Node id of the sender."""
-    offset: int
-    """Newest flushed offset of the sender, inclusive. Log start - 1: the sender has no records."""
-    leader_epoch: int
-    """LeaderEpoch that the sender follows."""
-    offset_epoch: int
-    """LeaderEpoch of the sender's record at ``offset``. 0: its log is empty."""
-    incarnation: int
-    """Incarnation of the sender's process. 0: a reader of the published protocol, which does not count as a replica."""
-    request_id: int
-    """Id of the request, which grows for each sender. A lower id than the last valid one means an outdated request."""
-    max_bytes: int
-    """Maximum size of the answer in bytes. 0: the leader decides."""
-    stream_uid: str
-    """Uid of the requested stream. '': the sender follows the published protocol, which has no uid."""
-    awaits_more: bool = False
-    """True if the sender accepts a second answer with later records, instead of a wake-up."""
-    bad_offset: int | None = None
-    """Offset at which the sender received damaged bytes, inclusive [S14]. None: no damage."""
-    flush_ns: int = 0
-    """Duration of the sender's last flush, in nanoseconds. 0: unknown."""
-    copy_epoch: int = 0
-    """Number of the learner's copy. 0: the sender is a replica."""
-    deletes_end: int | None = None
-    """Offset below which the leader had deleted tombstones before the sender fetched its log in this LeaderEpoch,
-    exclusive.
-
-    0: the sender has records from before. None: an older node that does not report the value.
-    """
-
-
-@value
-class EpochQueryReceived:
-    """A follower's epoch query (LeaderEpochOffsetRequest) arrived on ``.offset``."""
-
-    token: int
-    """Handle of the request. SendEpochAnswer or SendFetchRefusal names it in this step."""
-    replica: str
-    """Node id of the sender."""
-    requested_epoch: int
-    """LeaderEpoch whose end is requested."""
-    current_epoch: int
-    """LeaderEpoch that the sender follows."""
-    stream_uid: str
-    """Uid of the requested stream. '': the sender follows the published protocol, which has no uid."""
-
-
-@value
 class BatchSpan:
     """Offsets, epoch and size of one received record batch whose CRC was checked."""
 
@@ -217,36 +155,6 @@ class FetchPieceArrived:
     """True if the shell kept the piece. Otherwise memory was short, and the follower requests the piece again after a pause."""
 
 
-class RefusalReason(Enum):
-    """Reason for the rejection of a fetch. The numbers are those of ``ReplicationRefusal.Reason``."""
-
-    UNKNOWN = 0
-    NOT_LEADER = 1
-    STALE_EPOCH = 2
-    STALE_INCARNATION = 3
-    DIVERGED = 4
-    BEFORE_LOG_START = 5
-    NOT_A_REPLICA = 6
-    WRONG_STREAM = 7
-    DELETES_GONE = 8
-
-
-@value
-class FetchRefused:
-    """The leader rejected a fetch or an epoch query of this replica (ReplicationRefusal)."""
-
-    request_id: int
-    """Id of the request that the answer repeats. The core ignores answers to earlier requests [D16]."""
-    reason: RefusalReason
-    """Reason of the rejection."""
-    leader_epoch: int
-    """LeaderEpoch of the sender. DIVERGED and BEFORE_LOG_START count only from the leader that this replica follows."""
-    log_start_offset: int
-    """Log start of the leader, inclusive."""
-    deletes_end: int = 0
-    """Offset below which the leader's log may lack tombstones, exclusive. Used with DELETES_GONE and BEFORE_LOG_START."""
-
-
 @value
 class RequestFailed:
     """A fetch or an epoch query of this replica failed: timeout, no responders, lost connection, or an invalid answer."""
@@ -257,25 +165,6 @@ class RequestFailed:
     """Reason, as text for logs."""
     bad_offset: int | None = None
     """Offset at which the answer has wrong bytes, inclusive. -1: its first batch is wrong. None: no damage."""
-
-
-@value
-class EpochQueryAnswered:
-    """The leader's answer to an epoch query (LeaderEpochOffsetResponse) arrived.
-
-    It names the largest epoch in the leader's log that is not above the requested one, and the last offset of that epoch.
-    """
-
-    request_id: int
-    """Id of the request that the answer repeats. The core ignores answers to earlier requests [D16]."""
-    leader_epoch: int
-    """LeaderEpoch found in the leader's log. 0: the log does not have such an epoch."""
-    last_offset: int
-    """Offset of the last record of ``leader_epoch`` in the leader's log, inclusive. -1: there is none."""
-    current_epoch: int
-    """LeaderEpoch in which the sender leads. If it is not the followed one, the follower asks again."""
-    log_start_offset: int
-    """Log start of the leader, inclusive. A log without common records starts again at this offset."""
 
 
 @value
@@ -326,27 +215,6 @@ class StorageFailed:
 @value
 class NotificationReceived:
     """A PartitionNotification of the leader arrived: the leader has records that this follower can fetch."""
-
-
-@value
-class NoticeReceived:
-    """A notice of a leader (LeaderNotice) arrived: NewLeadershipTerm or CommitPosition.
-
-    It makes the follower fetch. The follower does not use its offsets, because any client may send a notice.
-    """
-
-    leader: str
-    """Leader that the notice claims."""
-    leader_epoch: int
-    """LeaderEpoch of the notice. The core ignores a notice of an epoch that it does not follow."""
-    epoch: int
-    """Epoch of the partition that the leader knows."""
-    epoch_start_offset: int
-    """Offset of the first record of ``leader_epoch``, inclusive."""
-    high_watermark: int
-    """High watermark of the leader, inclusive. If it is above the HW of this replica, the follower fetches."""
-    log_start_offset: int
-    """Log start of the leader, inclusive."""
 
 
 @value
@@ -465,19 +333,15 @@ Event = (
     | DataPathChanged
     | PublishesReceived
     | DuplicateReceived
-    | FetchReceived
-    | EpochQueryReceived
+    | Message
     | FetchAnswered
     | FetchPieceArrived
-    | FetchRefused
     | RequestFailed
-    | EpochQueryAnswered
     | LogFlushed
     | LogTruncated
     | LogStartMoved
     | StorageFailed
     | NotificationReceived
-    | NoticeReceived
     | CombinedFetchReceived
     | CombinedFetchEnded
     | IsrChangeAnswered

@@ -20,13 +20,12 @@ from liftpy.core.replication.effects import (
     NotifyReplica,
     ParkFetch,
     RecheckLog,
-    SendEpochAnswer,
-    SendFetchRefusal,
     SendFetchResponse,
     SendHighWatermark,
 )
-from liftpy.core.replication.events import CombinedFetchReceived, EpochQueryReceived, FetchReceived, RefusalReason
+from liftpy.core.replication.events import CombinedFetchReceived
 from liftpy.core.replication.isr import FollowerProgress
+from liftpy.core.replication.messages import EpochAnswer, EpochQuery, FetchRefusal, FetchRequest, RefusalReason
 from liftpy.core.replication.role import Effects, ReplicaContext
 
 
@@ -68,7 +67,7 @@ class FetchHandler:
             progress.set_copy_epoch(state.copy_of(replica))
             progress.set_in_isr(replica in state.isr)
 
-    def fetch_received(self, event: FetchReceived, now_ns: int) -> RefusalReason | None:
+    def fetch_received(self, event: FetchRequest, now_ns: int) -> RefusalReason | None:
         """Check a follower's fetch. If it is valid, record its offset as the follower's position.
 
         Return the reason for a rejection, or None if the fetch is valid. The caller sends the rejection. For a valid fetch, the
@@ -123,7 +122,7 @@ class FetchHandler:
         if progress is not None:
             progress.last_contact_ns = now_ns
         if leader_epoch == self._leader_epoch:
-            self._shared.succession.record_fetch(replica)
+            self._shared.earlier_leaders.record_fetch(replica)
 
     def newest_offset_of(self, replica: str) -> int | None:
         """Return the newest offset (inclusive) that ``replica`` has flushed, according to its last valid fetch.
@@ -141,9 +140,9 @@ class FetchHandler:
 
     def may_send_acks(self, now_ns: int) -> bool:
         """Return whether no earlier leader can send acks at ``now_ns``, so that this leader may send them."""
-        return self._shared.succession.is_over(now_ns)
+        return self._shared.earlier_leaders.is_over(now_ns)
 
-    def answer(self, event: FetchReceived, now_ns: int, out: Effects) -> bool:
+    def answer(self, event: FetchRequest, now_ns: int, out: Effects) -> bool:
         """Answer a valid fetch with the records after ``event.offset`` and the current HW.
 
         If there are no records and the fetch can be answered later, keep it. Return True if the fetch was kept. If the follower
@@ -223,7 +222,7 @@ class FetchHandler:
         parked = self.parked.get(replica)
         return parked is not None and parked.max_bytes > 0
 
-    def _max_bytes(self, event: FetchReceived) -> int:
+    def _max_bytes(self, event: FetchRequest) -> int:
         maximum = self._shared.config.replication_max_bytes
         return min(event.max_bytes, maximum) if event.max_bytes > 0 else maximum
 
@@ -250,7 +249,7 @@ class FetchHandler:
             else:
                 out.append(NotifyReplica(replica=parked.replica))
 
-    def epoch_query_received(self, event: EpochQueryReceived, now_ns: int, out: Effects) -> None:
+    def epoch_query_received(self, event: EpochQuery, now_ns: int, out: Effects) -> None:
         """Answer a follower's epoch query: the largest epoch in this log that is not above the requested one, and its last offset
         [D11].
 
@@ -265,16 +264,21 @@ class FetchHandler:
             reason = RefusalReason.STALE_EPOCH
         if reason is not None:
             out.append(
-                SendFetchRefusal(
-                    token=event.token, reason=reason, leader_epoch=self._leader_epoch, log_start_offset=log.log_start_offset
+                FetchRefusal(
+                    token=event.token,
+                    request_id=event.request_id,
+                    reason=reason,
+                    leader_epoch=self._leader_epoch,
+                    log_start_offset=log.log_start_offset,
                 )
             )
             return
         epoch, end_offset = log.epochs.end_offset_for(event.requested_epoch, log.log_end_offset)
         last_offset = end_offset - 1 if epoch != NO_EPOCH else -1
         out.append(
-            SendEpochAnswer(
+            EpochAnswer(
                 token=event.token,
+                request_id=event.request_id,
                 leader_epoch=epoch,
                 last_offset=last_offset,
                 current_epoch=self._leader_epoch,
@@ -288,7 +292,7 @@ class FetchHandler:
         positions[self._shared.node_id] = self._log.flushed_newest_offset
         return positions
 
-    def _refusal(self, event: FetchReceived) -> RefusalReason | None:
+    def _refusal(self, event: FetchRequest) -> RefusalReason | None:
         if event.stream_uid and event.stream_uid != self._shared.metadata.key.uid:
             return RefusalReason.WRONG_STREAM
         if event.replica not in self.followers:
@@ -301,7 +305,7 @@ class FetchHandler:
         reason = self._position_refusal(event.offset, event.offset_epoch)
         return RefusalReason.DELETES_GONE if reason is None and self._lacks_deletes(event) else reason
 
-    def _lacks_deletes(self, event: FetchReceived) -> bool:
+    def _lacks_deletes(self, event: FetchRequest) -> bool:
         """Return whether compaction has removed tombstones from this log that the follower has not fetched [D30].
 
         The follower may then still have records that the tombstones deleted. The result is False for ISR members, because they

@@ -59,22 +59,17 @@ from liftpy.core.replication.effects import (
     EndCombinedFetch,
     ReportLeader,
     ResetLog,
-    SendEpochQuery,
-    SendFetch,
     TruncateLog,
 )
 from liftpy.core.replication.events import (
     CombinedFetchEnded,
     Deadline,
-    EpochQueryAnswered,
     FetchAnswered,
     FetchPieceArrived,
-    FetchRefused,
-    NoticeReceived,
-    RefusalReason,
     RequestFailed,
 )
 from liftpy.core.replication.log_offsets import LogOffsets
+from liftpy.core.replication.messages import EpochAnswer, EpochQuery, FetchRefusal, FetchRequest, LeaderNotice, RefusalReason
 from liftpy.core.replication.phases import FollowerPhase, RoleName, check_phase
 from liftpy.core.replication.role import Effects, ReplicaContext, ReplicaRole, nanoseconds
 from liftpy.core.wire.chunking import Assembly, PartialBatch, Piece
@@ -109,7 +104,7 @@ class LogReset:
     start_offset: int
 
 
-def reconcile(log: LogOffsets, answer: EpochQueryAnswered) -> Truncation | LogReset:
+def reconcile(log: LogOffsets, answer: EpochAnswer) -> Truncation | LogReset:
     """Return the next action of a follower that compares its log with the leader's log: truncate, or start an empty log.
 
     ``log``: offsets of the follower's log, which must have records. ``answer``: answer of the leader to an epoch query.
@@ -134,7 +129,7 @@ def lacks_superseding(log: LogOffsets) -> bool:
     return log.log_end_offset < log.horizon.end_offset
 
 
-def reaches(horizon: Horizon, answer: EpochQueryAnswered) -> bool:
+def reaches(horizon: Horizon, answer: EpochAnswer) -> bool:
     """Return whether the leader has all records below the follower's compaction ``horizon``.
 
     ``answer``: answer of the leader to an epoch query for the LeaderEpoch of the horizon.
@@ -230,7 +225,7 @@ class FollowerRole(ReplicaRole):
         self.phase = following
 
     def _next_request(self, now_ns: int, out: Effects) -> int:
-        self._request_id = max(self.shared.next_request_id, self.shared.request_id_base + now_ns)
+        self._request_id = max(self.shared.next_request_id, self.shared.node.request_id_base + now_ns)
         self.shared.next_request_id = self._request_id + 1
         self.shared.deadlines.set(Deadline.REQUEST, now_ns + nanoseconds(self.shared.config.fetch_timeout_s), out)
         return self._request_id
@@ -266,15 +261,16 @@ class FollowerRole(ReplicaRole):
         self._is_horizon_query = lacks_superseding(self.log) and not self._horizon_reached
         self._requested_epoch = self.log.horizon.leader_epoch if self._is_horizon_query else self.log.epochs.latest_epoch
         out.append(
-            SendEpochQuery(
+            EpochQuery(
+                replica=self.shared.node_id,
                 request_id=request_id,
-                leader=self.leader,
                 requested_epoch=self._requested_epoch,
                 current_epoch=self.leader_epoch,
+                stream_uid=self.shared.metadata.key.uid,
             )
         )
 
-    def epoch_query_answered(self, event: EpochQueryAnswered, now_ns: int, out: Effects) -> None:
+    def epoch_query_answered(self, event: EpochAnswer, now_ns: int, out: Effects) -> None:
         """Truncate the log to the common prefix that the leader's answer shows. If the last epochs still differ, send the next
         epoch query [D12].
         """
@@ -342,16 +338,19 @@ class FollowerRole(ReplicaRole):
         log, most_bytes = self.log, self.shared.config.replication_max_bytes
         copy_epoch = self.shared.copy_epoch
         if copy_epoch:
-            self._copy = self._copy or LearnerCopy(self.shared.copy_limit)
+            self._copy = self._copy or LearnerCopy(self.shared.node.copy_limit)
             most_bytes = self._copy.asks(now_ns, most_bytes)
         out.append(
-            SendFetch(
-                request_id=self._next_request(now_ns, out),
-                leader=self.leader,
+            FetchRequest(
+                replica=self.shared.node_id,
                 offset=log.flushed_newest_offset,
-                offset_epoch=0 if log.is_empty else log.epochs.latest_epoch,
                 leader_epoch=self.leader_epoch,
+                offset_epoch=0 if log.is_empty else log.epochs.latest_epoch,
+                incarnation=self.shared.incarnation,
+                request_id=self._next_request(now_ns, out),
                 max_bytes=most_bytes,
+                stream_uid=self.shared.metadata.key.uid,
+                awaits_more=True,
                 bad_offset=self._bad_offset,
                 flush_ns=self.shared.flush_ns,
                 copy_epoch=copy_epoch,
@@ -565,7 +564,7 @@ class FollowerRole(ReplicaRole):
                 self._bad_offset = max(event.bad_offset, self.log.log_end_offset)
             self._retry_later(now_ns, out)
 
-    def fetch_refused(self, event: FetchRefused, now_ns: int, out: Effects) -> None:
+    def fetch_refused(self, event: FetchRefusal, now_ns: int, out: Effects) -> None:
         """Handle a rejected fetch: compare the logs if they diverge, start an empty log if needed, or retry later.
 
         A leader that rejects a request id answers every copy of the request, including copies that another sender made.
@@ -588,7 +587,7 @@ class FollowerRole(ReplicaRole):
         else:
             self._retry_later(now_ns, out)
 
-    def _is_of_no_use(self, event: FetchRefused) -> bool:
+    def _is_of_no_use(self, event: FetchRefusal) -> bool:
         """Return whether the rejection of a fetch means that this log must be discarded.
 
         The log then ends before the leader's log start [D26], or lacks tombstones that the leader has removed [D30].
@@ -598,7 +597,7 @@ class FollowerRole(ReplicaRole):
         return event.reason is RefusalReason.DELETES_GONE and event.deletes_end > self._deletes_end
 
     # ---- the leader's health ---------------------------------------------------------------------------------------
-    def notice_received(self, event: NoticeReceived, now_ns: int, out: Effects) -> None:
+    def notice_received(self, event: LeaderNotice, now_ns: int, out: Effects) -> None:
         """Send a fetch, because the leader sent a notice (NewLeadershipTerm or CommitPosition).
 
         Any client may send a notice. So the log and the HW do not change before the leader answers the fetch.
@@ -691,7 +690,7 @@ class FetchAssembly:
         self._request_id = 0
         """Id of the newest fetch."""
 
-    def asks(self, effect: SendFetch) -> PartialBatch:
+    def asks(self, effect: FetchRequest) -> PartialBatch:
         """Note a new fetch. Return the part of the batch that is already stored, which the fetch names.
 
         The stored part is dropped if the fetch has another epoch or offset, or reports damage.

@@ -33,6 +33,8 @@ from dataclasses import dataclass, field
 from statistics import median_low
 
 from liftpy.config import NS_PER_S, CommitPolicy, ReplicationConfig
+from liftpy.core.base.partition import PartitionMetadata
+from liftpy.core.replication.role import ReplicaContext, nanoseconds
 
 ABSENCES = 2
 """Number of consecutive probes without responders after which a node counts as absent."""
@@ -160,24 +162,16 @@ def _lagging_members_that_stay(
     return {replica for i, replica in enumerate(best_first) if i < missing or followers[replica].caught_up_ns >= since_ns}
 
 
-def is_unchanged(
-    leader: str,
-    isr: frozenset[str],
-    followers: Mapping[str, FollowerProgress],
-    live: Mapping[str, int],
-    *,
-    log_end_offset: int,
-    now_ns: int,
-    max_lag_ns: int,
-) -> bool:
-    """Return whether ``wanted_isr`` certainly returns ``isr``, if no disk is slow. Idle partitions are checked often.
+def is_unchanged(shared: ReplicaContext, followers: Mapping[str, FollowerProgress], now_ns: int) -> bool:
+    """Return whether ``wanted_isr`` certainly returns the current ISR, if no disk is slow. Idle partitions are checked often.
 
     That is so if each follower is a live ISR member with all records, and the leader waits for none of them. The arguments are
     those of ``wanted_isr``.
     """
-    if leader not in isr or len(followers) != len(isr) - 1:
+    isr, live, newest = shared.metadata.isr, shared.live, shared.log.newest_offset
+    if shared.node_id not in isr or len(followers) != len(isr) - 1:
         return False
-    newest = log_end_offset - 1
+    max_lag_ns = nanoseconds(shared.config.max_lag_time_s)
     for replica, progress in followers.items():
         if replica not in isr or replica not in live or progress.position is None or progress.position < newest:
             return False
@@ -187,50 +181,36 @@ def is_unchanged(
 
 
 def wanted_isr(
-    leader: str,
-    isr: frozenset[str],
+    shared: ReplicaContext,
     followers: Mapping[str, FollowerProgress],
-    live: Mapping[str, int],
-    *,
-    high_watermark: int,
     epoch_start_offset: int,
-    log_end_offset: int,
+    slow_disks: frozenset[str],
     now_ns: int,
-    max_lag_ns: int,
-    max_lag_records: int,
-    by_quorum: bool = False,
-    replica_count: int = 1,
-    min_isr: int = 1,
-    slow_disks: frozenset[str] = frozenset(),
 ) -> frozenset[str]:
     """Return the ISR that the lag policy requires now. The leader is always a member [C3].
 
+    With the commit policy ``quorum``, the ISR keeps at least a majority of the replicas.
+
     Args:
-        leader: Node id of the leader.
-        isr: Current ISR.
+        shared: State of the leader's replica: its log, the metadata, and the limits in the settings.
         followers: Node id -> progress of each follower.
-        live: Node id -> incarnation of each node that is not fenced.
-        high_watermark: HW of the leader, inclusive.
         epoch_start_offset: First offset of the LeaderEpoch, inclusive.
-        log_end_offset: Log end of the leader, exclusive.
-        now_ns: Monotonic time, in nanoseconds.
-        max_lag_ns: Longest time that a member may be behind the log end, in nanoseconds.
-        max_lag_records: Largest number of records that a member may be behind. 0: no limit.
-        by_quorum: True for the commit policy ``quorum``. The ISR then keeps at least a majority of the replicas.
-        replica_count: Number of replicas.
-        min_isr: Minimum size of the ISR.
         slow_disks: Replicas whose disks are far slower than those of the others.
+        now_ns: Monotonic time, in nanoseconds.
     """
-    least_count = replica_count // 2 + 1 if by_quorum else 1
+    metadata, log, config, live, leader = shared.metadata, shared.log, shared.config, shared.live, shared.node_id
+    isr, min_isr, max_lag_ns = metadata.isr, metadata.min_isr, nanoseconds(config.max_lag_time_s)
+    by_quorum = metadata.config.commit_policy is CommitPolicy.QUORUM
+    least_count = len(metadata.state.replicas) // 2 + 1 if by_quorum else 1
     wanted, slow = {leader}, []
     for replica, progress in followers.items():
-        if replica not in live or (not by_quorum and has_lost(progress, high_watermark)):
+        if replica not in live or (not by_quorum and has_lost(progress, log.high_watermark)):
             continue
-        if is_lagging(progress, log_end_offset, now_ns, max_lag_ns, max_lag_records):
+        if is_lagging(progress, log.log_end_offset, now_ns, max_lag_ns, config.max_lag_records):
             if replica in isr and makes_progress(progress, now_ns, max_lag_ns):
                 slow.append(replica)
         elif replica in isr or (
-            progress.was_caught_up and may_join(progress, live[replica], high_watermark, epoch_start_offset)
+            progress.was_caught_up and may_join(progress, live[replica], log.high_watermark, epoch_start_offset)
         ):
             wanted.add(replica)
     wanted |= _lagging_members_that_stay(slow, followers, now_ns - _PATIENCE * max_lag_ns, min_isr - len(wanted))
@@ -312,34 +292,29 @@ def quorum_high_watermark(
 
 
 def new_high_watermark(
-    policy: CommitPolicy,
+    metadata: PartitionMetadata,
+    change: IsrChange,
     positions: Mapping[str, int | None],
-    *,
-    replicas: Collection[str],
-    isr: Collection[str],
-    maximal_isr: Collection[str],
-    min_isr: int,
     epoch_start_offset: int,
     high_watermark: int,
-    may_lead: Collection[str] = (),
 ) -> int:
     """Return the new HW (inclusive) by the commit policy. It is never below ``high_watermark``, the current one.
 
     Args:
-        policy: Commit policy of the stream.
+        metadata: Metadata of the partition.
+        change: Changes of the ISR and of the replica set that may be in effect. Each possible set must allow the HW.
         positions: Node id, also of the leader -> newest flushed offset (inclusive). None or absent: unknown.
-        replicas: Node ids of the replicas.
-        isr: ISR in the metadata.
-        maximal_isr: ``isr``, and nodes that may be ISR members by a change with unknown outcome.
-        min_isr: Minimum size of the ISR for commits.
         epoch_start_offset: First offset of the LeaderEpoch, inclusive.
         high_watermark: Current HW, inclusive.
-        may_lead: Nodes that may be elected next. Empty: not known.
     """
-    if policy is CommitPolicy.QUORUM:
-        heirs = frozenset(may_lead).union(maximal_isr) if may_lead else ()
-        return quorum_high_watermark(positions, replicas, len(isr), min_isr, epoch_start_offset, high_watermark, heirs)
-    return isr_high_watermark(positions, maximal_isr, len(isr), min_isr, high_watermark)
+    maximal_isr, isr_count, min_isr = change.maximal(metadata.isr), len(metadata.isr), metadata.min_isr
+    if metadata.config.commit_policy is not CommitPolicy.QUORUM:
+        return isr_high_watermark(positions, maximal_isr, isr_count, min_isr, high_watermark)
+    heirs = metadata.may_lead | maximal_isr if metadata.may_lead else ()
+    return min(
+        quorum_high_watermark(positions, replicas, isr_count, min_isr, epoch_start_offset, high_watermark, heirs)
+        for replicas in change.replica_sets(metadata.state.replicas)
+    )
 
 
 # ---- slow disks ------------------------------------------------------------------------------------------------------

@@ -45,7 +45,6 @@ from liftpy.core.replication.effects import (
     RejectReason,
     ReplayLog,
     SendAcks,
-    SendNotice,
     StartServing,
     TransferCause,
     TransferLeadership,
@@ -54,8 +53,6 @@ from liftpy.core.replication.effects import (
 from liftpy.core.replication.events import (
     CombinedFetchReceived,
     Deadline,
-    EpochQueryReceived,
-    FetchReceived,
     IsrChangeAnswered,
     PublishesReceived,
     ReplicaAbsent,
@@ -63,6 +60,7 @@ from liftpy.core.replication.events import (
 from liftpy.core.replication.fetch_handler import FetchHandler
 from liftpy.core.replication.inflight_limits import InflightLimits, size_in_memory
 from liftpy.core.replication.isr import IsrChange, SlowFlushes, new_high_watermark, successor, to_keep_out
+from liftpy.core.replication.messages import EpochQuery, FetchRequest, LeaderNotice
 from liftpy.core.replication.phases import LeaderPhase, Phase, RoleName
 from liftpy.core.replication.role import Effects, ReplicaContext, ReplicaRole, nanoseconds
 
@@ -153,18 +151,18 @@ class PauseEnforcer:
         """True if the next publish ends the pause. The leader delays publishes until the metadata shows the end of the pause."""
         return self._shared.state.pause.until_publish
 
-    def is_over(self, intake: InflightLimits) -> bool:
+    def is_over(self, inflight: InflightLimits) -> bool:
         """Return whether the leader must request the end of the pause from the metadata group.
 
-        That is the case if ``intake`` has delayed publishes, or if an operator has resumed the partition.
+        That is the case if ``inflight`` has delayed publishes, or if an operator has resumed the partition.
         """
-        return (self.sleeps and intake.holds) or self._shared.state.pause is Pause.ENDING
+        return (self.sleeps and inflight.holds) or self._shared.state.pause is Pause.ENDING
 
-    def review(self, phase: Phase, intake: InflightLimits, now_ns: int, out: Effects) -> None:
+    def review(self, phase: Phase, inflight: InflightLimits, now_ns: int, out: Effects) -> None:
         """Request the end of the pause from the metadata group, if it is due. The request is repeated, because one may be lost."""
         state = self._shared.state
         known = state.pause, state.pauses
-        if phase is LeaderPhase.READY and self.is_over(intake) and (known != self._asked or now_ns >= self._again_ns):
+        if phase is LeaderPhase.READY and self.is_over(inflight) and (known != self._asked or now_ns >= self._again_ns):
             self._asked, self._again_ns = known, now_ns + _AGAIN_NS
             out.append(WakePartition(leader_epoch=state.leader_epoch, pause=state.pause, pauses=state.pauses))
 
@@ -188,7 +186,7 @@ class LeaderRole(ReplicaRole):
         self._next_transfer_ns = 0  # the leadership is not handed over again before, while the replica moves away
         self._waiting_end_offset = -1  # exclusive: the flushed end when a flush was first seen under way; -1: none was
         self._waiting_ns = 0  # since when
-        self.intake = InflightLimits(shared.intake, shared.config)
+        self.inflight = InflightLimits(shared.node.inflight, shared.config)
         self.pausing = PauseEnforcer(shared)
         self._probe_after_ns = nanoseconds(shared.config.follower_ping_delay_s)
         self._lag_interval_ns = nanoseconds(shared.config.max_lag_time_s) // _LAG_CHECKS_PER_LAG_TIME
@@ -227,17 +225,17 @@ class LeaderRole(ReplicaRole):
             self._open(now_ns, out)
             self._advance(now_ns, out)
         else:
-            self.shared.deadlines.set(Deadline.PROMOTION, self.shared.succession.until_ns(), out)
+            self.shared.deadlines.set(Deadline.PROMOTION, self.shared.earlier_leaders.until_ns(), out)
 
     def _open(self, now_ns: int, out: Effects) -> None:
         out.append(OpenSubject())
         self.to_phase(LeaderPhase.READY if self.shared.lease.is_current(now_ns) else LeaderPhase.NO_LEASE, out)
-        self.pausing.review(self.phase, self.intake, now_ns, out)
+        self.pausing.review(self.phase, self.inflight, now_ns, out)
 
     def leave(self, out: Effects) -> None:
         """End the leadership. Publishers that wait for an ack get none, because their records may or may not survive."""
         super().leave(out)
-        out.extend(DropPublishes(token=event.token, reason=RejectReason.NOT_LEADER) for event in self.intake.close())
+        out.extend(DropPublishes(token=event.token, reason=RejectReason.NOT_LEADER) for event in self.inflight.close())
         out.append(CloseSubject())
         out.append(DropPendingAcks())
 
@@ -258,7 +256,7 @@ class LeaderRole(ReplicaRole):
             return
         if self.phase is LeaderPhase.NO_LEASE:
             self.to_phase(LeaderPhase.READY, out)
-            self.pausing.review(self.phase, self.intake, now_ns, out)
+            self.pausing.review(self.phase, self.inflight, now_ns, out)
         self._acknowledge(now_ns, out)
 
     def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
@@ -271,13 +269,13 @@ class LeaderRole(ReplicaRole):
         if epoch_rose:
             self.isr_change.record_new_epoch()
             self.shared.deadlines.cancel(Deadline.ISR_CHANGE, out)
-            if self._is_below_min_isr and self.intake.holds and self.may_refuse_for_now(now_ns):
-                withdrawn_events = self.intake.withdraw_answerable()
+            if self._is_below_min_isr and self.inflight.holds and self.may_refuse_for_now(now_ns):
+                withdrawn_events = self.inflight.withdraw_answerable()
                 out.extend(RejectPublishes(token=event.token, reason=RejectReason.BELOW_MIN_ISR) for event in withdrawn_events)
         self._open_when_free(now_ns, out)
         self._advance(now_ns, out)
         self._release(out)
-        self.pausing.review(self.phase, self.intake, now_ns, out)
+        self.pausing.review(self.phase, self.inflight, now_ns, out)
         self._review_isr(now_ns, out)
         self._schedule_lag_check(now_ns, out)
 
@@ -292,7 +290,7 @@ class LeaderRole(ReplicaRole):
 
     @property
     def takes_publishes(self) -> bool:
-        return not (self._is_below_min_isr or self.intake.holds or self.pausing.sleeps) and self.intake.may_append()
+        return not (self._is_below_min_isr or self.inflight.holds or self.pausing.sleeps) and self.inflight.may_append()
 
     def publishes_received(self, event: PublishesReceived, now_ns: int, out: Effects) -> None:
         """Append publishes, delay them, or reject them. A rejected publish without a reply subject is dropped.
@@ -301,16 +299,16 @@ class LeaderRole(ReplicaRole):
         [D20, D22].
         """
         self._schedule_lag_check(now_ns, out)
-        short, holds, sleeps = self._is_below_min_isr, self.intake.holds, self.pausing.sleeps
+        short, holds, sleeps = self._is_below_min_isr, self.inflight.holds, self.pausing.sleeps
         if (refusal := self.pausing.refusal) is not None:
             out.append(self._no(event, refusal, now_ns))
         elif short and not event.is_plain and self.may_refuse_for_now(now_ns):
             out.append(RejectPublishes(token=event.token, reason=RejectReason.BELOW_MIN_ISR))
-        elif not (holds or sleeps or (short and event.is_plain)) and self.intake.may_append():
+        elif not (holds or sleeps or (short and event.is_plain)) and self.inflight.may_append():
             self._append(event, out)
-        elif (event.conditional and (holds or not sleeps)) or not self.intake.hold(event, now_ns):
+        elif (event.conditional and (holds or not sleeps)) or not self.inflight.hold(event, now_ns):
             out.append(self._no(event, RejectReason.BELOW_MIN_ISR if short else RejectReason.OVERLOADED, now_ns))
-        self.pausing.review(self.phase, self.intake, now_ns, out)
+        self.pausing.review(self.phase, self.inflight, now_ns, out)
 
     def _no(self, event: PublishesReceived, reason: RejectReason, now_ns: int) -> RejectPublishes | DropPublishes:
         """Return an effect that rejects the publishes for ``reason``, if their publishers may get a negative ack.
@@ -331,7 +329,7 @@ class LeaderRole(ReplicaRole):
 
     def _append(self, event: PublishesReceived, out: Effects) -> None:
         base_offset = self.log.append(event.record_count, self.leader_epoch)
-        self.intake.appended(self.log.newest_offset, event.size_bytes)
+        self.inflight.appended(self.log.newest_offset, event.size_bytes)
         out.append(
             AppendBatch(
                 token=event.token, base_offset=base_offset, leader_epoch=self.leader_epoch, timestamp_ns=event.received_wall_ns
@@ -342,8 +340,8 @@ class LeaderRole(ReplicaRole):
     def _release(self, out: Effects) -> None:
         size_bytes = 0
         awake = not (self._is_below_min_isr or self.pausing.sleeps)
-        while awake and self.intake.holds and self.intake.may_append() and size_bytes < _RELEASE_BYTES:
-            event = self.intake.next()
+        while awake and self.inflight.holds and self.inflight.may_append() and size_bytes < _RELEASE_BYTES:
+            event = self.inflight.next()
             size_bytes += size_in_memory(event)
             self._append(event, out)
 
@@ -352,7 +350,7 @@ class LeaderRole(ReplicaRole):
         bound_ns, reason = nanoseconds(self.shared.metadata.config.min_isr_hold_timeout_s), RejectReason.PAUSED
         if bound_ns and (self._is_below_min_isr or self.pausing.sleeps):
             reason = RejectReason.BELOW_MIN_ISR if self._is_below_min_isr else reason
-            out += [self._no(old, reason, now_ns) for old in self.intake.withdraw_older(now_ns - bound_ns)]
+            out += [self._no(old, reason, now_ns) for old in self.inflight.withdraw_older(now_ns - bound_ns)]
 
     def may_refuse(self, now_ns: int) -> bool:
         """Return whether a negative ack from this leader is certainly true [A2].
@@ -381,23 +379,10 @@ class LeaderRole(ReplicaRole):
         if not self.handler.may_send_acks(now_ns):
             return
         metadata, log, positions = self.shared.metadata, self.log, self.handler.positions()
-        offset = min(
-            new_high_watermark(
-                metadata.config.commit_policy,
-                positions,
-                replicas=replicas,
-                isr=metadata.isr,
-                maximal_isr=self.isr_change.maximal(metadata.isr),
-                may_lead=metadata.may_lead,
-                min_isr=metadata.min_isr,
-                epoch_start_offset=self.epoch_start_offset,
-                high_watermark=log.high_watermark,
-            )
-            for replicas in self.isr_change.replica_sets(metadata.state.replicas)
-        )
+        offset = new_high_watermark(metadata, self.isr_change, positions, self.epoch_start_offset, log.high_watermark)
         if offset > log.high_watermark:
             self.shared.raise_high_watermark(min(offset, log.flushed_newest_offset), out)
-            self.intake.committed(log.high_watermark)
+            self.inflight.committed(log.high_watermark)
             if self.handler.has_stale_followers(now_ns):
                 self._want_notice(now_ns + _NOTICE_DELAY_NS, out)
         if log.high_watermark < log.flushed_newest_offset and self._probe_after_ns:
@@ -454,14 +439,14 @@ class LeaderRole(ReplicaRole):
             out.append(SendAcks(policy=AckPolicy.ALL, through_offset=log.high_watermark, leader_epoch=self.leader_epoch))
 
     # ---- followers -------------------------------------------------------------------------------------------------
-    def fetch_received(self, event: FetchReceived, now_ns: int, out: Effects) -> None:
+    def fetch_received(self, event: FetchRequest, now_ns: int, out: Effects) -> None:
         """Record the position of a follower's fetch and raise the HW. Then answer the fetch, so that the answer has the new HW.
 
         An invalid fetch is rejected.
         """
         before = self.handler.newest_offset_of(event.replica)
         if (reason := self.handler.fetch_received(event, now_ns)) is not None:
-            self.refuse(event.token, reason, out)
+            self.refuse(event, reason, out)
             self._open_when_free(now_ns, out)
             return
         self._open_when_free(now_ns, out)
@@ -487,7 +472,7 @@ class LeaderRole(ReplicaRole):
         if self.handler.still_waits(event, now_ns):
             out.append(ConfirmCombinedFetch(token=event.token))
 
-    def epoch_query_received(self, event: EpochQueryReceived, now_ns: int, out: Effects) -> None:
+    def epoch_query_received(self, event: EpochQuery, now_ns: int, out: Effects) -> None:
         self.handler.epoch_query_received(event, now_ns, out)
         self._open_when_free(now_ns, out)
 
@@ -507,8 +492,9 @@ class LeaderRole(ReplicaRole):
             self._want_notice(notice_since_ns + _NOTICE_DELAY_NS, out)
         if replicas:
             out.append(
-                SendNotice(
+                LeaderNotice(
                     replicas=replicas,
+                    leader=self.shared.node_id,
                     leader_epoch=self.leader_epoch,
                     epoch=self.shared.state.epoch,
                     epoch_start_offset=self.epoch_start_offset,
@@ -524,35 +510,15 @@ class LeaderRole(ReplicaRole):
         if change.in_flight or now_ns < change.retry_at_ns or not self.shared.lease.is_current(now_ns):
             return
         slow = to_keep_out(self.shared.node_id, metadata.isr, self.flushes.slow(now_ns))
-        log_end_offset, max_lag_ns = self.log.log_end_offset, nanoseconds(config.max_lag_time_s)
-        if not slow and not change.unsettled and not metadata.state.target:
-            leader, followers, live = self.shared.node_id, self.handler.followers, self.shared.live
-            if isr.is_unchanged(
-                leader, metadata.isr, followers, live, log_end_offset=log_end_offset, now_ns=now_ns, max_lag_ns=max_lag_ns
-            ):
-                return
-        wanted = isr.wanted_isr(
-            self.shared.node_id,
-            metadata.isr,
-            self.handler.followers,
-            self.shared.live,
-            high_watermark=self.log.high_watermark,
-            epoch_start_offset=self.epoch_start_offset,
-            log_end_offset=log_end_offset,
-            now_ns=now_ns,
-            max_lag_ns=max_lag_ns,
-            max_lag_records=config.max_lag_records,
-            by_quorum=self._commits_by_quorum,
-            replica_count=len(metadata.state.replicas),
-            min_isr=metadata.min_isr,
-            slow_disks=slow,
-        )
+        followers = self.handler.followers
+        if not slow and not change.unsettled and not metadata.state.target and isr.is_unchanged(self.shared, followers, now_ns):
+            return
+        wanted = isr.wanted_isr(self.shared, followers, self.epoch_start_offset, slow, now_ns)
         joining = metadata.state.joining
         if joining and joining not in metadata.state.target:  # the number of replicas was lowered during the copy
             wanted -= {joining}
-        followers, high_watermark = self.handler.followers, self.log.high_watermark
         heirs = frozenset() if self._commits_by_quorum else metadata.isr | metadata.may_lead
-        lost = isr.have_lost(followers, heirs, high_watermark)
+        lost = isr.have_lost(followers, heirs, self.log.high_watermark)
         evicted = self._may_go(wanted, now_ns)
         if evicted == self.shared.node_id:
             self._transfer_to_target(now_ns, out)
@@ -658,7 +624,7 @@ class LeaderRole(ReplicaRole):
             out.append(GiveUpLeadership(leader_epoch=self.leader_epoch, reason=unreachable))
         self._check_own_flush(late_ns, interval_ns, now_ns)
         self._reject_expired(now_ns, out)
-        self.pausing.review(self.phase, self.intake, now_ns, out)
+        self.pausing.review(self.phase, self.inflight, now_ns, out)
         self._review_isr(now_ns, out)
         if self.flushes.is_slow(self.shared.node_id, now_ns):
             self._transfer_from_slow_disk(now_ns, out)
@@ -674,7 +640,7 @@ class LeaderRole(ReplicaRole):
         change = self.isr_change
         if not everything or change.in_flight or change.unsettled or self.shared.data_path_down_ns is not None or not followers:
             return 0
-        if self.flushes.slow(now_ns) or self.pausing.is_over(self.intake):
+        if self.flushes.slow(now_ns) or self.pausing.is_over(self.inflight):
             return 0
         lagging_ns = min(progress.caught_up_ns for progress in followers) + nanoseconds(self.shared.config.max_lag_time_s)
         return min(lagging_ns + 1, max(progress.last_contact_ns for progress in followers) + self._silence_ns())

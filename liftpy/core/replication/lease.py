@@ -212,3 +212,12 @@ class DataPath:
     def next_ns(self, now_ns: int) -> int | None:
         """Return the monotonic time of the next call of ``check_timeout``. None: no call is needed until a connection changes."""
         return min((at_ns for at_ns in self._down_ns.values() if at_ns > now_ns), default=None)
+
+
+def missed_by_all_nodes(known_servers: int, before: str, after: str) -> bool:
+    """Return whether certainly no node has received the messages that this node missed.
+
+    That is so if the cluster has only one NATS server and it was restarted. ``known_servers``: number of known servers.
+    ``before`` and ``after``: server id before and after the reconnect.
+    """
+    return known_servers == 1 and before != after

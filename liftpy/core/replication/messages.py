@@ -1,32 +1,174 @@
-"""Messages between the replicas of a partition. A message is an effect of the sender, a NATS frame, and an event of the
+"""Messages between the replicas of a partition, one class each. A message is an effect of its sender and an event of its
 receiver.
 
-The three have equal field names. So a new field needs a number in ``replication.proto``, a field of the effect and a
-field of the event. The codecs in this module convert to and from frames. The simulator and the in-memory cluster call
-``received_from`` instead.
+A codec converts it to the NATS frame in ``replication.proto`` and back. So a new field needs a number there and a field
+of the class. The simulator and the in-memory cluster deliver the message itself.
 
-A frame also names the partition and the request, for the checks in ``liftpy/core/wire/frames.py``. The codecs handle
-these fields separately, because the core does not need them.
+Some fields are not in the frame: the ``token`` of the receiver, and the addressees of a notice. A frame also names the
+partition, for the checks in ``liftpy/core/wire/frames.py``. The core does not need this address.
 
-Other effects are requests to the metadata group (``request_of``). An effect and its request use equal names. A new
-field needs only a number in ``cluster.proto`` and a field of the effect.
+The answers of a leader that contain record batches are not here. The shell builds them from the log, so that no record
+passes through the core (``SendFetchResponse``, ``FetchAnswered``).
 """
 
 from __future__ import annotations
 
-from dataclasses import fields
-from functools import cache
-from typing import Any, TypeVar, cast
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TypeVar, dataclass_transform
 
-from liftpy.core.base.ids import PartitionKey
-from liftpy.core.replication import effects as do
-from liftpy.core.replication import events as ev
-from liftpy.core.replication.events import RefusalReason
-from liftpy.core.wire._pb import cluster_pb2
 from liftpy.core.wire._pb import replication_pb2 as pb
-from liftpy.core.wire.message_codec import Converter, MessageCodec, wire_name
+from liftpy.core.wire.message_codec import Converter, MessageCodec
 
-E = TypeVar("E")
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
+def value(cls: type[T]) -> type[T]:
+    """Make ``cls`` a dataclass with slots and keyword arguments. Only the type checker treats its fields as frozen."""
+    return dataclass(slots=True, kw_only=True, unsafe_hash=True)(cls)
+
+
+@value
+class FetchRequest:
+    """A follower's fetch (ReplicationRequest) on ``.replicate``. It acknowledges ``offset`` and requests the records after it.
+
+    The follower sets a timer for the answer. The leader checks all fields before use.
+    """
+
+    token: int = 0
+    """Handle of the request in the leader's shell. SendFetchResponse, FetchRefusal or ParkFetch names it in this step. 0: not
+    received.
+    """
+    replica: str
+    """Node id of the sender."""
+    offset: int
+    """Newest flushed offset of the sender, inclusive. Log start - 1: the sender has no records."""
+    leader_epoch: int
+    """LeaderEpoch that the sender follows."""
+    offset_epoch: int
+    """LeaderEpoch of the sender's record at ``offset``. 0: its log is empty."""
+    incarnation: int
+    """Incarnation of the sender's process. 0: a reader of the published protocol, which does not count as a replica."""
+    request_id: int
+    """Id of the request, which grows for each sender. A lower id than the last valid one means an outdated request."""
+    max_bytes: int
+    """Maximum size of the answer in bytes. A larger batch comes in pieces. 0: the leader decides."""
+    stream_uid: str
+    """Uid of the requested stream. '': the sender follows the published protocol, which has no uid."""
+    awaits_more: bool = False
+    """True if the sender accepts a second answer with later records, instead of a wake-up."""
+    bad_offset: int | None = None
+    """Offset at which the last answer had wrong bytes, inclusive [S14]. None: no damage."""
+    flush_ns: int = 0
+    """Duration of the sender's last flush, in nanoseconds. 0: unknown."""
+    copy_epoch: int = 0
+    """Number of the learner's copy (``PartitionState.copy_epoch``). 0: the sender is a replica."""
+    deletes_end: int | None = None
+    """Offset below which the leader had deleted tombstones before the sender fetched its log in this LeaderEpoch,
+    exclusive.
+
+    0: the sender has records from before. None: an older node that does not report the value.
+    """
+
+
+@value
+class EpochQuery:
+    """A follower's question on ``.offset`` where an epoch ends in the leader's log (LeaderEpochOffsetRequest)."""
+
+    token: int = 0
+    """Handle of the request in the leader's shell. EpochAnswer or FetchRefusal names it in this step. 0: not received."""
+    replica: str
+    """Node id of the sender."""
+    request_id: int
+    """Id of the request, which the answer repeats. Ids grow."""
+    requested_epoch: int
+    """LeaderEpoch whose end in the leader's log is requested."""
+    current_epoch: int
+    """LeaderEpoch that the sender follows. Only the leader of this epoch answers."""
+    stream_uid: str
+    """Uid of the requested stream. '': the sender follows the published protocol, which has no uid."""
+
+
+@value
+class EpochAnswer:
+    """Answer of a leader or candidate to an epoch query (LeaderEpochOffsetResponse).
+
+    It names the largest epoch in the leader's log that is not above the requested one, and the last offset of that epoch.
+    """
+
+    token: int = 0
+    """Handle of the epoch query in the leader's shell. 0: the answer was received."""
+    request_id: int
+    """Id of the request that the answer repeats. The follower ignores answers to earlier requests [D16]."""
+    leader_epoch: int
+    """LeaderEpoch found in the leader's log. 0: the log does not have such an epoch."""
+    last_offset: int
+    """Offset of the last record of ``leader_epoch`` in the leader's log, inclusive. -1: there is none."""
+    current_epoch: int
+    """LeaderEpoch in which the sender leads. If it is not the followed one, the follower asks again."""
+    log_start_offset: int
+    """Log start of the leader, inclusive. A log without common records starts again at this offset."""
+
+
+class RefusalReason(Enum):
+    """Reason for the rejection of a fetch. The numbers are those of ``ReplicationRefusal.Reason``."""
+
+    UNKNOWN = 0
+    NOT_LEADER = 1
+    STALE_EPOCH = 2
+    STALE_INCARNATION = 3
+    DIVERGED = 4
+    BEFORE_LOG_START = 5
+    NOT_A_REPLICA = 6
+    WRONG_STREAM = 7
+    DELETES_GONE = 8
+
+
+@value
+class FetchRefusal:
+    """Rejection of a fetch or an epoch query (ReplicationRefusal)."""
+
+    token: int = 0
+    """Handle of the rejected request in the sender's shell. 0: the rejection was received."""
+    request_id: int
+    """Id of the request that the answer repeats. The follower ignores answers to earlier requests [D16]."""
+    reason: RefusalReason
+    """Reason for the rejection."""
+    leader_epoch: int
+    """LeaderEpoch of the sender. DIVERGED and BEFORE_LOG_START count only from the leader that the follower follows."""
+    log_start_offset: int
+    """Log start of the sender, inclusive. A follower that is rejected with BEFORE_LOG_START or DELETES_GONE begins its log there."""
+    deletes_end: int = 0
+    """Offset below which the sender's log may lack tombstones, exclusive. A follower that begins a new log stores it."""
+
+
+@value
+class LeaderNotice:
+    """Notice of a leader without a request (LeaderNotice): NewLeadershipTerm or CommitPosition.
+
+    It makes the follower fetch. The follower does not use its offsets, because any client may send a notice.
+    """
+
+    replicas: tuple[str, ...] = ()
+    """Node ids of the addressees. (): the notice was received."""
+    leader: str
+    """Node id of the sender. For the receiver, it is only a claim."""
+    leader_epoch: int
+    """LeaderEpoch in which the sender leads. The core ignores a notice of an epoch that it does not follow."""
+    epoch: int
+    """Epoch of the partition that the leader knows."""
+    epoch_start_offset: int
+    """Offset of the first record of ``leader_epoch``, inclusive. The record may not exist yet."""
+    high_watermark: int
+    """High watermark of the leader, inclusive. If it is above the HW of the receiver, the receiver fetches."""
+    log_start_offset: int
+    """Log start of the leader, inclusive."""
+
+
+Message = FetchRequest | EpochQuery | EpochAnswer | FetchRefusal | LeaderNotice
+
+# ---- codecs ----------------------------------------------------------------------------------------------------------
 _MAX_MICROS = (1 << 32) - 1
 _FLUSH: Converter = (lambda flush_ns: min(-(-flush_ns // 1000), _MAX_MICROS), lambda micros: micros * 1000)
 
@@ -39,136 +181,27 @@ def _reason(number: int) -> RefusalReason:
 
 
 _REASON: Converter = (lambda reason: reason.value, _reason)
-_ADDRESS = ("streamUid", "partition", "requestId")
+_ADDRESS = ("streamUid", "partition")
 
-FETCH = MessageCodec(
-    do.SendFetch,
-    pb.ReplicationRequest,
-    renamed={"flush_ns": "flushMicros"},
-    apart=("replicaID", "incarnation", "streamUid", "partition", "awaitsMore", "maxBytes", "position", "batchCrc"),
-    local=("leader", "max_bytes"),
-    converters={"flush_ns": _FLUSH},
-)
-FETCH_RECEIVED = MessageCodec(
-    ev.FetchReceived,
+FETCH_REQUEST = MessageCodec(
+    FetchRequest,
     pb.ReplicationRequest,
     renamed={"replica": "replicaID", "flush_ns": "flushMicros"},
     apart=("partition", "position", "batchCrc"),
     local=("token",),
     converters={"flush_ns": _FLUSH},
 )
-REFUSAL = MessageCodec(
-    do.SendFetchRefusal, pb.ReplicationRefusal, apart=_ADDRESS, local=("token",), converters={RefusalReason: _REASON}
-)
-REFUSED = MessageCodec(
-    ev.FetchRefused, pb.ReplicationRefusal, apart=_ADDRESS, local=("request_id",), converters={RefusalReason: _REASON}
-)
 EPOCH_QUERY = MessageCodec(
-    do.SendEpochQuery,
-    pb.LeaderEpochOffsetRequest,
-    renamed={"requested_epoch": "leaderEpoch"},
-    apart=("replicaID", "streamUid", "partition"),
-    local=("leader",),
-)
-EPOCH_QUERY_RECEIVED = MessageCodec(
-    ev.EpochQueryReceived,
+    EpochQuery,
     pb.LeaderEpochOffsetRequest,
     renamed={"requested_epoch": "leaderEpoch", "replica": "replicaID"},
-    apart=("partition", "requestId"),
+    apart=("partition",),
     local=("token",),
 )
 EPOCH_ANSWER = MessageCodec(
-    do.SendEpochAnswer,
-    pb.LeaderEpochOffsetResponse,
-    renamed={"last_offset": "endOffset"},
-    apart=_ADDRESS,
-    local=("token",),
+    EpochAnswer, pb.LeaderEpochOffsetResponse, renamed={"last_offset": "endOffset"}, apart=_ADDRESS, local=("token",)
 )
-EPOCH_ANSWERED = MessageCodec(
-    ev.EpochQueryAnswered,
-    pb.LeaderEpochOffsetResponse,
-    renamed={"last_offset": "endOffset"},
-    apart=_ADDRESS,
-    local=("request_id",),
+FETCH_REFUSAL = MessageCodec(
+    FetchRefusal, pb.ReplicationRefusal, apart=_ADDRESS, local=("token",), converters={RefusalReason: _REASON}
 )
-NOTICE = MessageCodec(do.SendNotice, pb.LeaderNotice, apart=("stream", "streamUid", "partition", "leader"), local=("replicas",))
-NOTICE_RECEIVED = MessageCodec(ev.NoticeReceived, pb.LeaderNotice, apart=("stream", "streamUid", "partition"))
-
-
-def received_from(event: type[E], effect: object, **local: Any) -> E:
-    """Return the event of class ``event`` that the receiver of the message ``effect`` gets.
-
-    ``local``: values of the event's fields that the effect does not have, or has with another meaning.
-    """
-    return event(
-        **{
-            name: getattr(effect, name)
-            for name in _shared_fields(cast(Any, event), cast(Any, type(effect)))
-            if name not in local
-        },
-        **local,
-    )
-
-
-@cache
-def _shared_fields(event: type, effect: type) -> tuple[str, ...]:
-    return tuple({f.name for f in fields(cast(Any, event))}.intersection(f.name for f in fields(cast(Any, effect))))
-
-
-# ---- requests to the metadata group ----------------------------------------------------------------------------------
-
-
-Request = (
-    do.ProposeIsr
-    | do.ReportLeader
-    | do.LeaveIsr
-    | do.GiveUpLeadership
-    | do.TransferLeadership
-    | do.WakePartition
-    | do.ReportPromotion
-)
-"""Effects that are requests to the metadata group."""
-_NAMES: dict[type, str] = {
-    do.ProposeIsr: "changeIsr",
-    do.ReportLeader: "reportLeader",
-    do.LeaveIsr: "leaveIsr",
-    do.GiveUpLeadership: "giveUpLeadership",
-    do.TransferLeadership: "giveUpLeadership",
-    do.WakePartition: "wakePartition",
-    do.ReportPromotion: "reportPromotion",
-}
-_IDS = ("leader", "witness", "node", "candidate")
-"""Fields of requests with the node id of the sender, unless the effect has such a field."""
-_INCARNATIONS = ("incarnation", "witnessIncarnation", "candidateIncarnation")
-
-
-@cache
-def _fields_of(effect: Any) -> tuple[str, dict[str, str], list[str], list[str]]:
-    """Return how an effect of class ``effect`` becomes a request to the metadata group.
-
-    The parts are the name of the request, a mapping from its fields to fields of the effect, and two lists. They contain the
-    fields for the node id and for the incarnation of the sender.
-    """
-    name = _NAMES[effect]
-    message: Any = cluster_pb2.ControlRequest.DESCRIPTOR.fields_by_name[name].message_type
-    wire = message.fields_by_name
-    own = {wire_name(field.name): field.name for field in fields(effect) if wire_name(field.name) in wire}
-    return name, own, [field for field in _IDS if field in wire and field not in own], [f for f in _INCARNATIONS if f in wire]
-
-
-def request_of(effect: Request, key: PartitionKey, node_id: str, incarnation: int) -> cluster_pb2.ControlRequest:
-    """Return the request to the metadata group that ``effect`` stands for.
-
-    Args:
-        effect: Effect of the sending replica.
-        key: Partition of the replica.
-        node_id: Node of the replica.
-        incarnation: Incarnation of the node's process.
-    """
-    name, own, ids, incarnations = _fields_of(cast(Any, type(effect)))
-    arguments: dict[str, Any] = {"stream": key.stream, "uid": key.uid, "partition": key.partition}
-    arguments |= dict.fromkeys(ids, node_id) | dict.fromkeys(incarnations, incarnation)
-    for field, attribute in own.items():
-        value = getattr(effect, attribute)
-        arguments[field] = sorted(value) if isinstance(value, frozenset) else dict(value) if isinstance(value, tuple) else value
-    return cluster_pb2.ControlRequest(**cast(Any, {name: arguments}))
+LEADER_NOTICE = MessageCodec(LeaderNotice, pb.LeaderNotice, apart=("stream", "streamUid", "partition"), local=("replicas",))

@@ -25,15 +25,13 @@ Also here: ``InactiveRole`` and related roles (they serve committed records, but
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
-from liftpy.config import ReplicationConfig
 from liftpy.core.base.partition import PartitionState, PartitionStatus, Pause
 from liftpy.core.log.compaction_point import Horizon
 from liftpy.core.replication import events as ev
-from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.core.replication.effects import (
     CloseSubject,
     Effect,
@@ -46,15 +44,15 @@ from liftpy.core.replication.effects import (
     ReportPromotion,
     StartServing,
 )
-from liftpy.core.replication.events import Deadline, EpochQueryReceived, FetchReceived, PublishesReceived
+from liftpy.core.replication.events import Deadline, PublishesReceived
 from liftpy.core.replication.fetch_handler import FetchHandler
 from liftpy.core.replication.follower import FollowerRole, report_leader
-from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.replication.leader import LeaderRole
-from liftpy.core.replication.lease import EarlierLeaders, Lease, ReplicaLease
+from liftpy.core.replication.lease import EarlierLeaders, ReplicaLease
 from liftpy.core.replication.log_offsets import EpochVerdict, LogOffsets, judge
+from liftpy.core.replication.messages import EpochAnswer, EpochQuery, FetchRefusal, FetchRequest, LeaderNotice
 from liftpy.core.replication.phases import InactivePhase, LeaderPhase, RoleName
-from liftpy.core.replication.role import Backoff, Effects, ReplicaContext, ReplicaRole, nanoseconds, standby_successor_of
+from liftpy.core.replication.role import Backoff, Effects, NodeContext, ReplicaContext, ReplicaRole, nanoseconds
 
 _REPORTS_PER_TIMEOUT = 4
 """Number of promotion reports that a candidate sends within ``candidate_timeout_s``."""
@@ -229,7 +227,7 @@ class CandidateRole(ReplicaRole):
         interval_ns = nanoseconds(self.shared.config.candidate_timeout_s) // _REPORTS_PER_TIMEOUT
         self.shared.deadlines.set(Deadline.PROMOTION, now_ns + interval_ns, out)
 
-    def fetch_received(self, event: FetchReceived, now_ns: int, out: Effects) -> None:
+    def fetch_received(self, event: FetchRequest, now_ns: int, out: Effects) -> None:
         """Answer a follower's fetch in the proposed epoch. Before the LeaderEpoch and the log are durable, reject it.
 
         The fetched position is recorded. It has an effect on the high watermark only when this replica leads.
@@ -240,16 +238,27 @@ class CandidateRole(ReplicaRole):
             return
         reason = self.handler.fetch_received(event, now_ns)
         if reason is not None:
-            self.refuse(event.token, reason, out)
+            self.refuse(event, reason, out)
         elif self.handler.answer(event, now_ns, out):
             self.handler.send_high_watermark(event.replica, out)  # what it needs to know of a candidate is that it is there
 
-    def epoch_query_received(self, event: EpochQueryReceived, now_ns: int, out: Effects) -> None:
+    def epoch_query_received(self, event: EpochQuery, now_ns: int, out: Effects) -> None:
         if self.phase is LeaderPhase.LOG_REPLICATION:
             self.handler.record_request(event.replica, event.current_epoch, now_ns)
             super().epoch_query_received(event, now_ns, out)
         else:
             self.handler.epoch_query_received(event, now_ns, out)
+
+
+def standby_successor_of(
+    node_id: str, isr: frozenset[str], live: Mapping[str, int], request_times_ns: Mapping[str, int]
+) -> str:
+    """Return the live ISR member that should lead instead of ``node_id``: the one with the latest request. '': there is none.
+
+    ``live``: node id -> its incarnation. ``request_times_ns``: follower -> monotonic time of its last request.
+    """
+    able = [replica for replica in sorted(request_times_ns) if replica in isr and replica in live and replica != node_id]
+    return max(able, key=lambda replica: request_times_ns[replica], default="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,30 +317,15 @@ class ReplicaSnapshot:
 class Replica:
     """Replica of a partition as a pure state machine.
 
-    ``seed``: seed for the random part of waits, different for each replica. ``intake``: totals of uncommitted and delayed
-    publishes, shared by all replicas of the node. ``lease``: lease of the node, shared by all its replicas. None: the replica
-    is the only one.
+    ``node``: what it shares with the other replicas of its process. ``seed``: seed for the random part of waits, different for
+    each replica.
     """
 
-    def __init__(
-        self,
-        node_id: str,
-        incarnation: int,
-        config: ReplicationConfig,
-        seed: int = 0,
-        intake: NodeInflight | None = None,
-        request_id_base: int = 0,
-        copy_limit: CatchupThrottle | None = None,
-        lease: Lease | None = None,
-    ) -> None:
+    def __init__(self, node: NodeContext, seed: int = 0) -> None:
+        config = node.config
         backoff = Backoff(nanoseconds(config.fetch_backoff_min_s), nanoseconds(config.fetch_backoff_max_s), seed)
-        lease_ns = nanoseconds(config.lease_s)
-        succession = EarlierLeaders(node_id, lease_ns)
-        own_lease = ReplicaLease(lease or Lease(lease_ns))
-        self._shared = ReplicaContext(node_id, incarnation, config, own_lease, backoff, succession)
-        self._shared.request_id_base = request_id_base
-        self._shared.intake = intake or self._shared.intake
-        self._shared.copy_limit = copy_limit or self._shared.copy_limit
+        earlier_leaders = EarlierLeaders(node.node_id, nanoseconds(config.lease_s))
+        self._shared = ReplicaContext(node, ReplicaLease(node.lease), backoff, earlier_leaders)
         self._role: ReplicaRole = InactiveRole(self._shared)
         self._persisted_epoch = 0  # the highest LeaderEpoch that PersistLeaderEpoch is known to have stored
 
@@ -406,12 +400,12 @@ class Replica:
 
     @property
     def held_bytes(self) -> int:
-        return self._role.intake.held_bytes if isinstance(self._role, LeaderRole) else 0
+        return self._role.inflight.held_bytes if isinstance(self._role, LeaderRole) else 0
 
     @property
     def uncommitted_bytes(self) -> int:
         """Size of the uncommitted batches that this leader has appended, in bytes, as stored on disk."""
-        return self._role.intake.uncommitted_bytes if isinstance(self._role, LeaderRole) else 0
+        return self._role.inflight.uncommitted_bytes if isinstance(self._role, LeaderRole) else 0
 
     def serves(self, leader_epoch: int, now_ns: int) -> bool:
         """Return whether the replica leads in ``leader_epoch``, has a lease, and counts as reachable by other nodes."""
@@ -450,7 +444,9 @@ class Replica:
     def standby_to_lead_next(self) -> str:
         """Return the standby follower that should lead next, or '' if there is none.
 
-        The shell calls it after this leader missed publishes, which standby followers have buffered.
+        The shell calls it after this leader missed publishes in a short NATS disconnect, which standby followers have
+        buffered. The leader then accepts no more publishes, and transfers the leadership when the connection is back. The new
+        leader stores the buffered publishes in order.
         """
         role, shared = self._role, self._shared
         if not isinstance(role, LeaderRole) or not shared.metadata.has_standby:
@@ -554,7 +550,7 @@ class Replica:
         out: list[Effect] = []
         role = self._role
         match event:
-            case ev.FetchReceived():
+            case FetchRequest():
                 role.fetch_received(event, now_ns, out)
             case ev.FetchAnswered():
                 role.fetch_answered(event, now_ns, out)
@@ -582,17 +578,17 @@ class Replica:
                 role.combined_fetch_ended(event, now_ns, out)
             case ev.FetchPieceArrived():
                 role.fetch_piece_arrived(event, now_ns, out)
-            case ev.FetchRefused():
+            case FetchRefusal():
                 role.fetch_refused(event, now_ns, out)
             case ev.RequestFailed():
                 role.request_failed(event, now_ns, out)
-            case ev.EpochQueryReceived():
+            case EpochQuery():
                 role.epoch_query_received(event, now_ns, out)
-            case ev.EpochQueryAnswered():
+            case EpochAnswer():
                 role.epoch_query_answered(event, now_ns, out)
             case ev.ReplicaAbsent():
                 role.replica_absent(event, now_ns, out)
-            case ev.NoticeReceived():
+            case LeaderNotice():
                 role.notice_received(event, now_ns, out)
             case ev.IsrChangeAnswered():
                 role.isr_change_answered(event, now_ns, out)
@@ -626,7 +622,7 @@ class Replica:
             event.log_start_offset, event.log_end_offset, event.high_watermark, event.epochs, event.epoch_before_start
         )
         # Above every id of an earlier replica object of this process.
-        self._shared.next_request_id = self._shared.request_id_base + max(now_ns, 1)
+        self._shared.next_request_id = self._shared.node.request_id_base + max(now_ns, 1)
         self._persisted_epoch = event.persisted_epoch
 
     def _data_path_changed(self, event: ev.DataPathChanged, now_ns: int, out: Effects) -> None:
@@ -658,7 +654,7 @@ class Replica:
             return  # this node is a candidate of a later epoch, the image has not caught up with that
         epoch_rose = state.epoch > shared.state.epoch
         old, shared.metadata, shared.live = shared.state, event.metadata, dict(event.incarnations)
-        shared.succession.partition_changed(state, shared.live, now_ns, event.metadata.longest_lease_ns)
+        shared.earlier_leaders.partition_changed(state, shared.live, now_ns, event.metadata.longest_lease_ns)
         role = self._role_for(state, now_ns)
         if isinstance(self._role, FailedRole):
             self._role.partition_changed(epoch_rose, now_ns, out)

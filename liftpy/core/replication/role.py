@@ -3,19 +3,15 @@
 By default publishes are dropped without an answer, because another node may have stored them [A2]. Requests are
 rejected, and answers to requests of an earlier role are ignored [D16].
 
-The module has three more parts:
+The module also has what all roles share, ``ReplicaContext``, with its two helpers:
 
 - Deadlines of a replica. They detect a late, early or cancelled timer.
 - Retry pauses with jitter. The n-th failure in a row waits ``minimum * 2**n``, at most ``maximum``, times a factor in
   [0.5, 1) from a seed.
-- Leadership transfer after a short NATS disconnect. The leader has missed publishes that a standby follower has
-  received. It accepts no more publishes. When the connection is back, it transfers the leadership to an ISR member. The
-  new leader stores the buffered publishes in order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from liftpy.config import NS_PER_S, ReplicationConfig, StreamConfig
@@ -28,29 +24,23 @@ from liftpy.core.replication.effects import (
     Effect,
     RaiseHighWatermark,
     RoleChanged,
-    SendFetchRefusal,
     SetDeadline,
 )
 from liftpy.core.replication.events import (
     CombinedFetchEnded,
     CombinedFetchReceived,
     Deadline,
-    EpochQueryAnswered,
-    EpochQueryReceived,
     FetchAnswered,
     FetchPieceArrived,
-    FetchReceived,
-    FetchRefused,
     IsrChangeAnswered,
-    NoticeReceived,
     PublishesReceived,
-    RefusalReason,
     ReplicaAbsent,
     RequestFailed,
 )
 from liftpy.core.replication.inflight_limits import NodeInflight
-from liftpy.core.replication.lease import EarlierLeaders, ReplicaLease
+from liftpy.core.replication.lease import EarlierLeaders, Lease, ReplicaLease
 from liftpy.core.replication.log_offsets import LogOffsets
+from liftpy.core.replication.messages import EpochAnswer, EpochQuery, FetchRefusal, FetchRequest, LeaderNotice, RefusalReason
 from liftpy.core.replication.phases import Phase, RoleName
 
 _MASK = (1 << 64) - 1
@@ -148,23 +138,37 @@ def nanoseconds(seconds: float) -> int:
 
 
 @dataclass(slots=True)
-class ReplicaContext:
-    """State that a replica keeps when its role changes: identity, log, lease and metadata."""
+class NodeContext:
+    """What the replicas of one process share: its identity, settings, lease and limits."""
 
     node_id: str
     incarnation: int
+    """Incarnation of the process, as registered with the metadata group."""
     config: ReplicationConfig
+    lease: Lease
+    inflight: NodeInflight = field(default_factory=NodeInflight)
+    """Totals over all partitions of the node."""
+    copy_limit: CatchupThrottle = field(default_factory=CatchupThrottle)
+    """Throttle that all learners of the node share."""
+    request_id_base: int = 0
+    """Offset between request ids and the clock, which others cannot guess."""
+
+
+@dataclass(slots=True)
+class ReplicaContext:
+    """State that a replica keeps when its role changes: log, lease, metadata, and the context of its node."""
+
+    node: NodeContext
     lease: ReplicaLease
     backoff: Backoff
-    succession: EarlierLeaders
+    earlier_leaders: EarlierLeaders
+    node_id: str = field(init=False)
+    incarnation: int = field(init=False)
+    config: ReplicationConfig = field(init=False)
     log: LogOffsets = field(default_factory=LogOffsets)
     deadlines: Deadlines = field(default_factory=Deadlines)
     live: dict[str, int] = field(default_factory=dict)
     """Node id -> incarnation of each registered node that is not fenced, by the last PartitionChanged."""
-    intake: NodeInflight = field(default_factory=NodeInflight)
-    """Totals over all partitions of the node."""
-    copy_limit: CatchupThrottle = field(default_factory=CatchupThrottle)
-    """Throttle that all learners of the node share."""
     flush_ns: int = 0
     """Duration of the last flush of the log, in nanoseconds. 0: unknown."""
     data_path_down_ns: int | None = None
@@ -177,8 +181,9 @@ class ReplicaContext:
     It grows over roles and over replica objects of one process, so that a leader can detect an overtaken request. It also
     grows with the clock, so that the leader can detect a request that this process has not sent.
     """
-    request_id_base: int = 0
-    """Offset between request ids and the clock. All replica objects of a process share it, and others cannot guess it."""
+
+    def __post_init__(self) -> None:  # the copies of what never changes save a lookup in every step
+        self.node_id, self.incarnation, self.config = self.node.node_id, self.node.incarnation, self.node.config
 
     @property
     def state(self) -> PartitionState:
@@ -252,16 +257,17 @@ class ReplicaRole:
 
     def duplicate_received(self, last_offset: int, now_ns: int, out: Effects) -> None: ...
 
-    def fetch_received(self, event: FetchReceived, now_ns: int, out: Effects) -> None:
-        self.refuse(event.token, RefusalReason.NOT_LEADER, out)
+    def fetch_received(self, event: FetchRequest, now_ns: int, out: Effects) -> None:
+        self.refuse(event, RefusalReason.NOT_LEADER, out)
 
-    def epoch_query_received(self, event: EpochQueryReceived, now_ns: int, out: Effects) -> None:
-        self.refuse(event.token, RefusalReason.NOT_LEADER, out)
+    def epoch_query_received(self, event: EpochQuery, now_ns: int, out: Effects) -> None:
+        self.refuse(event, RefusalReason.NOT_LEADER, out)
 
-    def refuse(self, token: int, reason: RefusalReason, out: Effects) -> None:
+    def refuse(self, request: FetchRequest | EpochQuery, reason: RefusalReason, out: Effects) -> None:
         out.append(
-            SendFetchRefusal(
-                token=token,
+            FetchRefusal(
+                token=request.token,
+                request_id=request.request_id,
                 reason=reason,
                 leader_epoch=self.leader_epoch,
                 log_start_offset=self.log.log_start_offset,
@@ -276,11 +282,11 @@ class ReplicaRole:
 
     def fetch_piece_arrived(self, event: FetchPieceArrived, now_ns: int, out: Effects) -> None: ...
 
-    def fetch_refused(self, event: FetchRefused, now_ns: int, out: Effects) -> None: ...
+    def fetch_refused(self, event: FetchRefusal, now_ns: int, out: Effects) -> None: ...
 
     def request_failed(self, event: RequestFailed, now_ns: int, out: Effects) -> None: ...
 
-    def epoch_query_answered(self, event: EpochQueryAnswered, now_ns: int, out: Effects) -> None: ...
+    def epoch_query_answered(self, event: EpochAnswer, now_ns: int, out: Effects) -> None: ...
 
     def data_path_restored(self, now_ns: int, out: Effects) -> None: ...
 
@@ -288,7 +294,7 @@ class ReplicaRole:
 
     def notification_received(self, now_ns: int, out: Effects) -> None: ...
 
-    def notice_received(self, event: NoticeReceived, now_ns: int, out: Effects) -> None: ...
+    def notice_received(self, event: LeaderNotice, now_ns: int, out: Effects) -> None: ...
 
     def replica_absent(self, event: ReplicaAbsent, now_ns: int, out: Effects) -> None: ...
 
@@ -301,23 +307,3 @@ class ReplicaRole:
     def combined_fetch_ended(self, event: CombinedFetchEnded, now_ns: int, out: Effects) -> None: ...
 
     def isr_change_answered(self, event: IsrChangeAnswered, now_ns: int, out: Effects) -> None: ...
-
-
-def standby_successor_of(
-    node_id: str, isr: frozenset[str], live: Mapping[str, int], request_times_ns: Mapping[str, int]
-) -> str:
-    """Return the live ISR member that should lead instead of ``node_id``: the one with the latest request. '': there is none.
-
-    ``live``: node id -> its incarnation. ``request_times_ns``: follower -> monotonic time of its last request.
-    """
-    able = [replica for replica in sorted(request_times_ns) if replica in isr and replica in live and replica != node_id]
-    return max(able, key=lambda replica: request_times_ns[replica], default="")
-
-
-def all_have_lost_it(known_servers: int, before: str, after: str) -> bool:
-    """Return whether certainly no node has received the messages that this node missed.
-
-    That is so if the cluster has only one NATS server and it was restarted. ``known_servers``: number of known servers.
-    ``before`` and ``after``: server id before and after the reconnect.
-    """
-    return known_servers == 1 and before != after

@@ -15,7 +15,7 @@ from functools import partial
 
 from liftpy.config import ReplicationConfig
 from liftpy.core.metadata.controller.active_controller import ActiveController, merge_answers
-from liftpy.core.metadata.controller.admission import WITHOUT_LIMITS, RequestAcl, RequestContext, first_rejection, sender_of
+from liftpy.core.metadata.controller.admission import WITHOUT_LIMITS, RequestContext, RequestSubject, first_rejection, sender_of
 from liftpy.core.metadata.controller.feature_levels import begin_at, levels_answer
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.describe import cut_stream, page_bytes
@@ -137,9 +137,9 @@ class MemoryGroup(SingleLogGroup):
         birth.operationId, self._index = secrets.token_bytes(_ID_BYTES), 1
         self.fsm.apply(birth.SerializeToString(), self._index)
         self.duties.lead(self.fsm.image, time.monotonic_ns(), 1)
-        bus.listen(subjects.info(), partial(self._request_received, RequestAcl.INFO))
+        bus.listen(subjects.info(), partial(self._request_received, RequestSubject.INFO))
         for subject in subjects.control_admin_all():
-            bus.listen(subject, partial(self._request_received, RequestAcl.ADMIN))
+            bus.listen(subject, partial(self._request_received, RequestSubject.ADMIN))
 
     def now_ns(self) -> int:
         return time.monotonic_ns()
@@ -193,10 +193,12 @@ class MemoryGroup(SingleLogGroup):
         return super().answer(request, now_ns)
 
     # ---- who asks by the bus -------------------------------------------------------------------------------------------
-    def _request_received(self, acl: RequestAcl, subject: bytes, reply: bytes, payload: bytes, block: bytes) -> None:
+    def _request_received(
+        self, subject_kind: RequestSubject, subject: bytes, reply: bytes, payload: bytes, block: bytes
+    ) -> None:
         arrival = RequestContext(
-            acl=acl,
-            sender=sender_of(acl, subject.decode(), self._subjects.namespace),
+            subject_kind=subject_kind,
+            sender=sender_of(subject_kind, subject.decode(), self._subjects.namespace),
             payload=payload,
             is_reply_allowed=self._inboxes.allows(reply),
             max_payload_bytes=self._bus.max_payload,

@@ -12,7 +12,7 @@ import time
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from liftpy.config import NS_PER_MS, NS_PER_S, ReplicationConfig
@@ -43,11 +43,13 @@ from liftpy.core.publish.state_transfer import StateFetcher, StatePiece, StatePi
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.catchup_throttle import pace_of
+from liftpy.core.replication.control_requests import Request, request_of
 from liftpy.core.replication.effects import acts_of
 from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.replication.lease import Lease
-from liftpy.core.replication.messages import Request, received_from, request_of
+from liftpy.core.replication.messages import EpochAnswer, EpochQuery, FetchRefusal, FetchRequest, LeaderNotice
 from liftpy.core.replication.replica import Replica
+from liftpy.core.replication.role import NodeContext
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.batch import split_batches
 from liftpy.core.wire.chunking import NOTHING
@@ -106,7 +108,7 @@ class MemoryNode:
 
     def _begin(self) -> None:
         """Create the memory of a new process of the node, which has no metadata yet."""
-        self.intake = NodeInflight()
+        self.inflight = NodeInflight()
         self.lease = Lease(round(self.config.lease_s * NS_PER_S))
         self.derived = NodeStateMemory(self.config.node_dedup_state_bytes)
         self.standby_memory = NodeStandbyMemory(self.config.node_standby_bytes)
@@ -267,9 +269,8 @@ class MemoryReplica(PartitionShell):
         self.subject = data_subject(stream.subject, number)
         self.log = log
         seed = zlib.crc32(f"{node.node_id} {self.key}".encode())
-        self.replica = Replica(
-            node.node_id, node.incarnation, node.config, seed, node.intake, copy_limit=node.copy_limit, lease=node.lease
-        )
+        shared = NodeContext(node.node_id, node.incarnation, node.config, node.lease, node.inflight, node.copy_limit)
+        self.replica = Replica(shared, seed)
         self.counters = node.counters
         self.state: PartitionState | None = None
         self.gone = False
@@ -284,7 +285,7 @@ class MemoryReplica(PartitionShell):
         self._requests: dict[int, _PendingRequest] = {}
         self._parked: dict[str, _PendingRequest] = {}
         """Replica -> its last fetch, which got an empty answer and waits for records."""
-        self._waiting: do.SendFetch | None = None
+        self._waiting: FetchRequest | None = None
         """Fetch that is sent after the state of the leader has arrived. None: none."""
         self.send_lines, self.call_after_read = node.bus.send_lines, node.bus.call_after_read
         self._build_publishers(node, log)
@@ -304,8 +305,8 @@ class MemoryReplica(PartitionShell):
         self.state_server = StateServer(self.derived, owner, self.now_ns)
         self.state_fetcher = StateFetcher(self.derived, log, owner)
         self.ingest = Ingest(
-            shell=self, subject=self.subject, config=config, policy=stream.ack_policy, codec=stream.codec,
-            inboxes=node.inboxes, acks=self.acks, replica=self.replica, feed=self.feed, log=log, derived=self.derived,
+            shell=self, reader=MessageDecoder(self.key, self.subject, stream.ack_policy, node.inboxes, stream.codec),
+            config=config, acks=self.acks, replica=self.replica, feed=self.feed, log=log, derived=self.derived,
             now_ns=self.now_ns, wall_ns=node.wall_ns, on_drop=self._count_dropped,
         )  # fmt: skip
         self.standby = Standby(
@@ -575,33 +576,27 @@ class MemoryReplica(PartitionShell):
         return token
 
     # ---- a follower ------------------------------------------------------------------------------------------------------
-    def _ask_leader(self, request_id: int, event: Callable[[int], ev.Event]) -> None:
+    def _ask_leader(self, request: FetchRequest | EpochQuery) -> None:
         def ask() -> None:
             leader = self.node.serving_replica(self.key)
             if leader is None or leader is self:
-                self.feed(ev.RequestFailed(request_id=request_id, reason="no responders"))
+                self.feed(ev.RequestFailed(request_id=request.request_id, reason="no responders"))
                 return
-            leader.feed(event(leader.asked_by(self, request_id)))
+            leader.feed(replace(request, token=leader.asked_by(self, request.request_id)))
 
         self.later(ask)
 
-    def send_fetch(self, effect: do.SendFetch) -> None:
-        question = self.state_fetcher.asks(effect.leader_epoch)
-        self._waiting = None if question is None else effect
+    def send_fetch_request(self, message: FetchRequest) -> None:
+        question = self.state_fetcher.asks(message.leader_epoch)
+        self._waiting = None if question is None else message
         if question is not None:
-            self.later(lambda: self._ask_state(effect, question))
+            self.later(lambda: self._ask_state(message, question))
             return
-        self._ask_leader(
-            effect.request_id,
-            lambda token: received_from(
-                ev.FetchReceived, effect, token=token, replica=self.node_id, incarnation=self.node.incarnation,
-                stream_uid=self.key.uid, awaits_more=True,
-            ),
-        )  # fmt: skip
+        self._ask_leader(message)
 
-    def _ask_state(self, effect: do.SendFetch, question: StatePieceRequest) -> None:
-        """Request the leader's state of producers and message ids that belongs to deleted records. Then send the fetch ``effect``."""
-        if self._waiting is not effect:
+    def _ask_state(self, fetch: FetchRequest, question: StatePieceRequest) -> None:
+        """Request the leader's state of producers and message ids that belongs to deleted records. Then send ``fetch``."""
+        if self._waiting is not fetch:
             return  # it has another role
         leader, piece = self.node.serving_replica(self.key), None
         if leader is None or leader is self:
@@ -614,20 +609,15 @@ class MemoryReplica(PartitionShell):
             self.log_failed(error)
             return
         if goes_on:
-            self.send_fetch(effect)
+            self.send_fetch_request(fetch)
         else:
-            self.feed(ev.RequestFailed(request_id=effect.request_id, reason="the leader's state is not ready"))
+            self.feed(ev.RequestFailed(request_id=fetch.request_id, reason="the leader's state is not ready"))
 
     def read_state(self, question: StatePieceRequest) -> StatePiece | None:
         return self.state_server.read_piece(question)
 
-    def send_epoch_query(self, effect: do.SendEpochQuery) -> None:
-        self._ask_leader(
-            effect.request_id,
-            lambda token: received_from(
-                ev.EpochQueryReceived, effect, token=token, replica=self.node_id, stream_uid=self.key.uid
-            ),
-        )
+    def send_epoch_query(self, message: EpochQuery) -> None:
+        self._ask_leader(message)
 
     def answer_arrived(self, request_id: int, leader_epoch: int, high_watermark: int, data: bytes) -> None:
         self.state_fetcher.fetch_answered()
@@ -705,25 +695,23 @@ class MemoryReplica(PartitionShell):
         high_watermark, peer = self.replica.high_watermark, request.peer
         peer.later(lambda: peer.answer_arrived(request.request_id, leader_epoch, high_watermark, data))
 
-    def send_fetch_refusal(self, effect: do.SendFetchRefusal) -> None:
-        request = self._requests.pop(effect.token, None)
+    def _answer(self, message: FetchRefusal | EpochAnswer) -> None:
+        request = self._requests.pop(message.token, None)
         if request is not None:
-            refused = received_from(ev.FetchRefused, effect, request_id=request.request_id)
-            request.peer.later(lambda: request.peer.feed(refused))
+            request.peer.later(lambda: request.peer.feed(message))
 
-    def send_epoch_answer(self, effect: do.SendEpochAnswer) -> None:
-        request = self._requests.pop(effect.token, None)
-        if request is not None:
-            answered = received_from(ev.EpochQueryAnswered, effect, request_id=request.request_id)
-            request.peer.later(lambda: request.peer.feed(answered))
+    def send_fetch_refusal(self, message: FetchRefusal) -> None:
+        self._answer(message)
+
+    def send_epoch_answer(self, message: EpochAnswer) -> None:
+        self._answer(message)
 
     def notify_replica(self, effect: do.NotifyReplica) -> None:
         self._send_event(effect.replica, ev.NotificationReceived())
 
-    def send_notice(self, effect: do.SendNotice) -> None:
-        notice = received_from(ev.NoticeReceived, effect, leader=self.node_id)
-        for replica in effect.replicas:
-            self._send_event(replica, notice)
+    def send_leader_notice(self, message: LeaderNotice) -> None:
+        for replica in message.replicas:
+            self._send_event(replica, message)
 
     def _send_event(self, node_id: str, event: ev.Event) -> None:
         other = self.node.replica_of(node_id, self.key)

@@ -22,16 +22,17 @@ from liftpy.core.metadata.sessions import AnsweredHeartbeats, LeaseGrant
 from liftpy.core.partition.reads import Reads
 from liftpy.core.publish.acks import PendingAcks
 from liftpy.core.replication import effects as do
-from liftpy.core.replication import follower, leader
+from liftpy.core.replication import follower
 from liftpy.core.replication import isr as commit
 from liftpy.core.replication import isr as lag
-from liftpy.core.replication.events import LeaseChanged, RefusalReason
+from liftpy.core.replication.events import LeaseChanged
 from liftpy.core.replication.fetch_handler import FetchHandler
 from liftpy.core.replication.follower import FollowerRole, Truncation
 from liftpy.core.replication.isr import FollowerProgress, IsrChange
 from liftpy.core.replication.leader import LeaderRole
 from liftpy.core.replication.lease import Lease, ReplicaLease
 from liftpy.core.replication.log_offsets import LogOffsets
+from liftpy.core.replication.messages import EpochAnswer, RefusalReason
 from liftpy.core.replication.phases import FollowerPhase, LeaderPhase
 from liftpy.core.replication.replica import Replica
 from liftpy.core.replication.role import ReplicaContext
@@ -95,7 +96,7 @@ def minus_one_sentinel() -> Patches:
         if epoch == 0:
             epoch, end_offset = event.requested_epoch, self._log.log_end_offset
         out.append(
-            do.SendEpochAnswer(
+            EpochAnswer(
                 token=event.token,
                 leader_epoch=epoch,
                 last_offset=end_offset - 1,
@@ -131,7 +132,7 @@ def offset_query_unfenced() -> Patches:
     def answer(self: FetchHandler, event: Any, now_ns: int, out: list) -> None:
         mine: list = []
         real(self, replace(event, current_epoch=self._leader_epoch), now_ns, mine)
-        out += [replace(e, current_epoch=event.current_epoch) if isinstance(e, do.SendEpochAnswer) else e for e in mine]
+        out += [replace(e, current_epoch=event.current_epoch) if isinstance(e, EpochAnswer) else e for e in mine]
 
     return [method(FetchHandler, "epoch_query_received", answer), method(LeaderRole, "leave", lambda self, out: None)]
 
@@ -215,8 +216,11 @@ def overtaken_fetch_counts() -> Patches:
 
 
 def min_isr_not_looked_at() -> Patches:
-    real = leader.new_high_watermark
-    return [method(leader, "new_high_watermark", lambda *a, **k: real(*a, **{**k, "min_isr": 1}))]
+    by_isr, by_quorum = commit.isr_high_watermark, commit.quorum_high_watermark
+    return [
+        method(commit, "isr_high_watermark", lambda *a: by_isr(*a[:3], 1, a[4])),
+        method(commit, "quorum_high_watermark", lambda *a: by_quorum(*a[:3], 1, *a[4:])),
+    ]
 
 
 def quorum_commits_older_epochs() -> Patches:
@@ -330,7 +334,7 @@ def join_by_another_incarnation() -> Patches:
 def check_then_apply_isr() -> Patches:
     """The compare-and-set happens at the leader, not inside apply."""
 
-    def lax(draft: Any, request: Any, partition: Any) -> None:
+    def lax(builder: Any, request: Any, partition: Any) -> None:
         if partition.status is not PartitionStatus.ONLINE or partition.leader not in request.isr:
             raise isr.RejectedError(isr.pb.ControlResponse.STALE, "", partition)
 
@@ -358,17 +362,17 @@ def folder_put_back_counts() -> Patches:
 
 
 def same_epoch_after_restart() -> Patches:
-    def keep(draft: Any, stream: Any, partition: Any, node_id: str) -> Any:
-        return partition if partition.leader == node_id else real(draft, stream, partition, node_id)
+    def keep(builder: Any, stream: Any, partition: Any, node_id: str) -> Any:
+        return partition if partition.leader == node_id else real(builder, stream, partition, node_id)
 
     real = leadership._complete_back
     return [method(leadership, "_complete_back", keep)]
 
 
 def election_from_all_replicas() -> Patches:
-    def all_live(draft: Any, stream: Any, partition: Any) -> tuple[str, ...]:
+    def all_live(builder: Any, stream: Any, partition: Any) -> tuple[str, ...]:
         others = (n for n in partition.replicas if n != partition.deposed and n not in partition.passed_over)
-        return tuple(n for n in others if draft.is_live(n))
+        return tuple(n for n in others if builder.is_live(n))
 
     return [method(elections, "eligible", all_live), method(elections, "finish_election", _finish_with_candidate)]
 

@@ -16,16 +16,16 @@ def a_copy_is_a_replica_at_once() -> Patches:
     """Who has only begun to copy counts: for majorities, in elections, among those who stay."""
     real = decisions.begin_copy
 
-    def begin_copy(draft: Any, request: Any) -> Any:
-        changed = draft.change
+    def begin_copy(builder: Any, request: Any) -> Any:
+        changed = builder.change
 
         def change(stream: Any, partition: PartitionState) -> PartitionState:
             if partition.joining:
                 partition = replace(partition, replicas=(*partition.replicas, partition.joining), joining="", copy_epoch=0)
             return changed(stream, partition)  # type: ignore[no-any-return]
 
-        draft.change = change
-        return real(draft, request)
+        builder.change = change
+        return real(builder, request)
 
     return [decided("beginCopy", begin_copy)]
 
@@ -34,18 +34,18 @@ def an_unwanted_learner_goes_on() -> Patches:
     """Another target, while a copy is made: who copies goes on, and joins though nobody wants it."""
     real = decisions.reassign
 
-    def reassign(draft: Any, request: Any) -> Any:
-        found = draft.image.find(request.stream, request.uid, request.partition)
+    def reassign(builder: Any, request: Any) -> Any:
+        found = builder.image.find(request.stream, request.uid, request.partition)
         kept = found[1] if found is not None else None
-        changed = draft.change
+        changed = builder.change
 
         def change(stream: Any, partition: PartitionState) -> PartitionState:
             if kept is not None and kept.joining and not partition.joining and kept.joining not in partition.replicas:
                 partition = replace(partition, joining=kept.joining, copy_epoch=kept.copy_epoch)
             return changed(stream, partition)  # type: ignore[no-any-return]
 
-        draft.change = change
-        return real(draft, request)
+        builder.change = change
+        return real(builder, request)
 
     return [decided("reassign", reassign)]
 

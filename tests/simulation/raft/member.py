@@ -13,8 +13,8 @@ from liftpy.core.metadata.codec import encode_snapshot
 from liftpy.core.metadata.controller.election_triggers import LeaderCheck, ProbeResult
 from liftpy.core.metadata.controller.quorum_member import (
     CatchUp,
-    Decision,
     EntryOutcome,
+    MemberEffect,
     ProbeNode,
     ProposedEntry,
     PublishEntry,
@@ -169,13 +169,13 @@ class SimMember:
         if old == _LEADER and new != _LEADER:
             self.member.resign()
 
-    def _do(self, decision: Decision) -> None:
+    def _do(self, effect: MemberEffect) -> None:
         run = self.run_
-        match decision:
+        match effect:
             case PublishEntry():
-                run.published(self, decision.entry)
+                run.published(self, effect.entry)
             case ProposedEntry():
-                self.order(decision, lambda _: None)
+                self.order(effect, lambda _: None)
             case CatchUp():
                 self._catch_up()
             case TransferMetadataLeadership():
@@ -183,11 +183,11 @@ class SimMember:
                 self.member.transfer_requested()
                 self.log.core.hand_over()
             case ProbeNode():
-                absent = run.is_absent(decision.node_id)
-                run.later(NS_PER_S // 200, lambda: self.run(lambda: self._looked_for(decision, absent)))
+                absent = run.is_absent(effect.node_id)
+                run.later(NS_PER_S // 200, lambda: self.run(lambda: self._looked_for(effect, absent)))
             case LeaderCheck():
-                said = ProbeResult.ABSENT if run.is_absent(decision.node) else None
-                run.later(NS_PER_S // 200, lambda: self.run(lambda: self.member.question_answered(decision, said)))
+                said = ProbeResult.ABSENT if run.is_absent(effect.node) else None
+                run.later(NS_PER_S // 200, lambda: self.run(lambda: self.member.question_answered(effect, said)))
 
     def _looked_for(self, looked: ProbeNode, absent: bool) -> None:
         self.run_.seen["nodes found absent"] += absent

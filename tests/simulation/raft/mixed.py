@@ -48,14 +48,14 @@ _PERSON_S = 5.0
 def decides(*, guarded: bool) -> Iterator[None]:
     """The new version adds 1 to weights, from the next level on; not ``guarded``: whatever the level is."""
 
-    def decide(draft: RecordBuilder, request: pb.SetNode) -> Decision:
-        level = draft.image.feature_level if guarded else draft.features[-1].level
+    def decide(builder: RecordBuilder, request: pb.SetNode) -> Decision:
+        level = builder.image.feature_level if guarded else builder.features[-1].level
         if level >= NEXT.level and request.HasField("weight"):
             raised = pb.SetNode()
             raised.CopyFrom(request)
             raised.weight = request.weight + 1  # each weight stays another one: a request that changes nothing needs no entry
             request = raised
-        return set_node(draft, request)
+        return set_node(builder, request)
 
     with patch.dict(REQUESTS, {"setNode": replace(REQUESTS["setNode"], decide=decide)}):
         yield

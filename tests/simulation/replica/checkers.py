@@ -30,11 +30,12 @@ from liftpy.core.publish.message_decoder import RawMessage
 from liftpy.core.publish.standby import FailoverBacklog
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
+from liftpy.core.replication.messages import EpochAnswer, EpochQuery, FetchRequest
 from liftpy.core.replication.phases import LeaderPhase, RoleName
 from liftpy.core.wire.batch import parse_header, split_batches
 from tests.simulation.replica.compaction_checks import gone_for_good, kept_the_newest, newest_of_each_key
 from tests.simulation.replica.ghost import PartitionGhost, Shadow
-from tests.simulation.replica.messages import Ack, EpochRequest, FetchRequest, Publish, ids_in, value_in
+from tests.simulation.replica.messages import Ack, FetchFrame, Publish, ids_in, value_in
 
 if TYPE_CHECKING:
     from tests.simulation.replica.cluster import Cluster
@@ -205,7 +206,7 @@ class Checkers:
         """Check what must hold before an effect is carried out."""
         if isinstance(effect, do.RaiseHighWatermark):
             self._high_watermark_rises(replica, effect.high_watermark)
-        elif isinstance(effect, do.SendFetch):
+        elif isinstance(effect, FetchRequest):
             self._fetch_leaves(replica, effect)
         elif isinstance(effect, do.OpenSubject):
             ghost = self.ghost(replica.key)
@@ -265,7 +266,7 @@ class Checkers:
             check(log.epochs.entries == shadow.scan(), "D13", where, log.epochs.entries, "scan", shadow.scan())
         if replica.replica.role is RoleName.LEADER:
             self._leader_speaks(replica, where)
-            if isinstance(event, ev.FetchReceived | ev.PartitionChanged):
+            if isinstance(event, FetchRequest | ev.PartitionChanged):
                 self._positions_are_true(replica, where)
 
     def _positions_are_true(self, replica: SimReplica, where: str) -> None:
@@ -295,7 +296,7 @@ class Checkers:
         ghost.latest = replica.log.high_watermark
 
     # ---- fetches -----------------------------------------------------------------------------------------------------------
-    def _fetch_leaves(self, replica: SimReplica, effect: do.SendFetch) -> None:
+    def _fetch_leaves(self, replica: SimReplica, effect: FetchRequest) -> None:
         """Check that a fetch acknowledges flushed records and follows the truncation for its epoch [D11, D12, D18]."""
         log, where = replica.log, self._where(replica)
         check(effect.offset < log.flushed_end_offset, "D18", where, "acknowledges", effect.offset, log.flushed_end_offset)
@@ -319,17 +320,17 @@ class Checkers:
                 return replica
         return None
 
-    def fetch_accepted(self, replica: SimReplica, request: FetchRequest) -> None:
+    def fetch_accepted(self, replica: SimReplica, frame: FetchFrame) -> None:
         """A leader counts a fetch: the follower's log through that offset is a prefix of its own [D11, D16, D17]."""
-        where = self._where(replica)
+        where, request = self._where(replica), frame.fetch
         check(
             request.leader_epoch == replica.replica.leader_epoch, "D11", where, "counts a fetch of epoch", request.leader_epoch
         )
         self.cluster.counters["fetch answered"] += 1
-        if request.ghost_chain is None:
+        if frame.ghost_chain is None:
             return
         own = self.shadow(replica).chain_at(request.offset)
-        check(own == request.ghost_chain, "D17", where, "counts a diverging fetch of", request.replica, "at", request.offset)
+        check(own == frame.ghost_chain, "D17", where, "counts a diverging fetch of", request.replica, "at", request.offset)
 
     def quiet_fetch_confirmed(self, replica: SimReplica, follower: str, end_offset: int) -> None:
         """Check a confirmed waiting fetch: the follower's log, flushed to ``end_offset``, has all records of the leader [D16]."""
@@ -338,14 +339,14 @@ class Checkers:
         check(core.role is RoleName.LEADER, "D11", self._where(replica), "confirms a fetch of", follower)
         check(end_offset == core.log.log_end_offset, "D16", self._where(replica), "confirms", follower, "at", end_offset)
 
-    def epoch_answered(self, replica: SimReplica, request: EpochRequest, effect: do.SendEpochAnswer) -> None:
+    def epoch_answered(self, replica: SimReplica, query: EpochQuery, effect: EpochAnswer) -> None:
         """A leader answers `.offset` as a scan of its log would [D12, D27]."""
         shadow = self.shadow(replica)
-        known = [(e, last) for e, last in zip(shadow.epochs, shadow.lasts, strict=True) if e <= request.requested_epoch]
+        known = [(e, last) for e, last in zip(shadow.epochs, shadow.lasts, strict=True) if e <= query.requested_epoch]
         epoch, last = known[-1] if known else (0, -1)
         answer = (effect.leader_epoch, effect.last_offset)
         check(
-            answer == (epoch, last), "D27", self._where(replica), "answers", answer, "for", request.requested_epoch, "not", last
+            answer == (epoch, last), "D27", self._where(replica), "answers", answer, "for", query.requested_epoch, "not", last
         )
 
     # ---- acks ----------------------------------------------------------------------------------------------------------------

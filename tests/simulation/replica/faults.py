@@ -18,8 +18,8 @@ from dataclasses import replace
 from functools import partial
 
 from liftpy.config import AckPolicy
-from liftpy.core.replication.events import NoticeReceived
 from liftpy.core.replication.lease import INGEST, REPLICATION
+from liftpy.core.replication.messages import LeaderNotice
 from liftpy.core.replication.phases import RoleName
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.simulation.replica import operations
@@ -663,7 +663,7 @@ def _forged_notice(cluster: Cluster, fault: Fault) -> bool:
     for key, replica in sorted(process.replicas.items()):
         truth, log = cluster.group.partition(key.stream, key.partition), replica.log
         start, high = log.high_watermark + 1, log.log_end_offset + int(fault.draw * 100)
-        notice = NoticeReceived(
+        notice = LeaderNotice(
             leader=truth.leader,
             leader_epoch=truth.leader_epoch,
             epoch=truth.epoch,

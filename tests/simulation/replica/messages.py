@@ -9,6 +9,7 @@ from liftpy.config import AckPolicy
 from liftpy.core.publish.state_transfer import StatePiece, StatePieceRequest
 from liftpy.core.replication.combined_fetches import CombinedFetch
 from liftpy.core.replication.effects import RejectReason
+from liftpy.core.replication.messages import FetchRequest
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import RecordBatch
@@ -123,25 +124,13 @@ class AckFrame:
         return Ack(str(error["err_code"]), answer["seq"] - 1, duplicate=duplicate, detail=error["description"])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchRequest:
-    """ReplicationRequest. ``ghost_chain``: digest of the follower's log through ``offset``."""
+@dataclass(frozen=True, slots=True)
+class FetchFrame:
+    """A fetch in the simulation. ``ghost_chain``: digest of the follower's log through the offset of the fetch."""
 
-    replica: str
-    incarnation: int
-    request_id: int
-    offset: int
-    offset_epoch: int
-    leader_epoch: int
-    max_bytes: int
-    uid: str
+    fetch: FetchRequest
     ghost_chain: int | None
-    awaits_more: bool
-    bad_offset: int | None = None
     held: PartialBatch = NOTHING
-    flush_ns: int = 0
-    copy_epoch: int = 0
-    deletes_end: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,16 +151,6 @@ class FetchResponse:
     high_watermark: int
     batches: bytes
     piece: Piece | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class EpochRequest:
-    """LeaderEpochOffsetRequest in the simulation."""
-
-    replica: str
-    requested_epoch: int
-    current_epoch: int
-    uid: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,7 +157,7 @@ class SimProcess:
         self.image = ClusterImage()
         self.replicas: dict[PartitionKey, SimReplica] = {}
         self.wishes = RequestBatcher()
-        self.intake = NodeInflight()
+        self.inflight = NodeInflight()
         self.lease = Lease(round(self.config.lease_s * S))
         self._lease_timer: SimTimer | None = None
         self.update_delay_ns = 0

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from liftpy.config import NS_PER_S, AckPolicy, Codec
+from liftpy.config import NS_PER_S, AckPolicy
 from liftpy.core.base.invariants import check
 from liftpy.core.base.partition import Pause
 from liftpy.core.publish.acks import PendingAcks
@@ -105,11 +105,8 @@ class SimIngest:
         self.derived.first_read_bytes = 0  # these logs are too short for a first look to leave anything
         self.ingest = Ingest(
             shell=self,
-            subject=replica.subject,
+            reader=MessageDecoder(replica.key, replica.subject, AckPolicy.ALL, _INBOXES),
             config=self._cluster.config,
-            policy=AckPolicy.ALL,
-            codec=Codec.NONE,
-            inboxes=_INBOXES,
             acks=self.acks,
             replica=replica.replica,
             feed=self._comes,

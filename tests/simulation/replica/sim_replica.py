@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,10 +29,12 @@ from liftpy.core.publish.log_state_part import NodeStateMemory
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.combined_fetches import CombinedFetch
+from liftpy.core.replication.control_requests import Request, request_of
 from liftpy.core.replication.effects import acts_of
 from liftpy.core.replication.follower import FetchAssembly
-from liftpy.core.replication.messages import Request, received_from, request_of
+from liftpy.core.replication.messages import EpochAnswer, EpochQuery, FetchRefusal, FetchRequest, LeaderNotice
 from liftpy.core.replication.replica import Replica
+from liftpy.core.replication.role import NodeContext
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.batch import split_batches
 from liftpy.core.wire.chunking import room_bytes
@@ -39,7 +42,7 @@ from liftpy.errors import CorruptionError, DamagedBatchError, LiftError, NoSpace
 from tests.scrubbing import scrub_all
 from tests.simulation.replica.clock import MS, Clock, SimTimer
 from tests.simulation.replica.disk import Disk
-from tests.simulation.replica.messages import EpochRequest, FetchRequest, FetchResponse, ReadAnswer, StateAnswer, StateRequest
+from tests.simulation.replica.messages import FetchFrame, FetchResponse, ReadAnswer, StateAnswer, StateRequest
 from tests.simulation.replica.network import NO_RESPONDERS, Reply
 from tests.simulation.replica.sim_ingest import SimIngest
 
@@ -142,15 +145,10 @@ class SimReplica(PartitionShell):
         cluster = process.cluster
         self.cluster = cluster
         seed = hash((cluster.seed, process.incarnation, partition.partition))
-        self.replica = Replica(
-            process.node_id,
-            process.incarnation,
-            process.config,
-            seed,
-            process.intake,
-            copy_limit=process.copy_limit,
-            lease=process.lease,
+        shared = NodeContext(
+            process.node_id, process.incarnation, process.config, process.lease, process.inflight, process.copy_limit
         )
+        self.replica = Replica(shared, seed)
         self.counters = cluster.counters
         self.state: PartitionState | None = None
         self.known_index = 0
@@ -169,10 +167,10 @@ class SimReplica(PartitionShell):
         self._replaying: do.ReplayLog | None = None
         """Last requested replay. Earlier ones have no caller anymore."""
         self._next_token = 1
-        self._kept: dict[str, tuple[FetchRequest, Reply]] = {}
+        self._kept: dict[str, tuple[FetchFrame, Reply]] = {}
         """Replica -> token of its fetch that was answered without records."""
         self._assembly = FetchAssembly()
-        self._waiting: do.SendFetch | None = None
+        self._waiting: FetchRequest | None = None
         """The fetch that leaves when the leader's state is here."""
         publishers = self.publishers = SimIngest(self)
         self.ingest, self.acks, self.derived = publishers.ingest, publishers.acks, publishers.derived
@@ -459,21 +457,21 @@ class SimReplica(PartitionShell):
         self.publishers.release(effect)
 
     # ---- a follower's requests -------------------------------------------------------------------------------------------
-    def send_fetch(self, effect: do.SendFetch) -> None:
-        question = self.publishers.state_fetcher.asks(effect.leader_epoch)
-        self._waiting = None if question is None else effect
+    def send_fetch_request(self, message: FetchRequest) -> None:
+        question = self.publishers.state_fetcher.asks(message.leader_epoch)
+        self._waiting = None if question is None else message
         if question is not None:
             asked = StateRequest(self.node_id, self.key.uid, question)
             self._request(
-                f"{self.subject}.offset", asked, effect.request_id, lambda answer: self._process_state_piece(effect, answer)
+                f"{self.subject}.offset", asked, message.request_id, lambda answer: self._process_state_piece(message, answer)
             )
             return
-        request = received_from(
-            FetchRequest, effect, replica=self.node_id, incarnation=self.process.incarnation, uid=self.key.uid,
-            ghost_chain=self.cluster.checkers.chain_at(self, effect.offset), awaits_more=self.process.node.awaits_more,
-            held=self._assembly.asks(effect),
-        )  # fmt: skip
-        self._request(f"{self.subject}.replicate", request, effect.request_id)
+        frame = FetchFrame(
+            replace(message, awaits_more=self.process.node.awaits_more),
+            self.cluster.checkers.chain_at(self, message.offset),
+            self._assembly.asks(message),
+        )
+        self._request(f"{self.subject}.replicate", frame, message.request_id)
 
     def combine_fetch(self, effect: do.CombineFetch) -> None:
         fetch = CombinedFetch(self.key, effect.leader_epoch, effect.request_id)
@@ -486,18 +484,17 @@ class SimReplica(PartitionShell):
     def confirm_combined_fetch(self, effect: do.ConfirmCombinedFetch) -> None:
         self.process.confirmed.add(effect.token)
 
-    def send_epoch_query(self, effect: do.SendEpochQuery) -> None:
-        request = EpochRequest(self.node_id, effect.requested_epoch, effect.current_epoch, self.key.uid)
-        self._request(f"{self.subject}.offset", request, effect.request_id)
+    def send_epoch_query(self, message: EpochQuery) -> None:
+        self._request(f"{self.subject}.offset", message, message.request_id)
 
-    def _process_state_piece(self, effect: do.SendFetch, answer: Any) -> None:
+    def _process_state_piece(self, fetch: FetchRequest, answer: Any) -> None:
         """Process the leader's state before a fetch. Answers to earlier requests are ignored."""
-        if self.process.dead or self.gone or self._waiting is not effect:
+        if self.process.dead or self.gone or self._waiting is not fetch:
             return
         self._waiting = None
         if answer is NO_RESPONDERS:
             self.publishers.state_fetcher.note_no_responders()
-            self.feed(ev.RequestFailed(request_id=effect.request_id, reason="no responders"))
+            self.feed(ev.RequestFailed(request_id=fetch.request_id, reason="no responders"))
             return
         try:
             goes_on = self.publishers.state_fetcher.add_piece(answer.piece)
@@ -505,9 +502,9 @@ class SimReplica(PartitionShell):
             self.log_failed(error)
             return
         if goes_on:
-            self.send_fetch(effect)
+            self.send_fetch_request(fetch)
         else:
-            self.feed(ev.RequestFailed(request_id=effect.request_id, reason="not ready"))
+            self.feed(ev.RequestFailed(request_id=fetch.request_id, reason="not ready"))
 
     def _request(self, subject: str, request: Any, request_id: int, answered: Callable[[Any], None] | None = None) -> None:
         answered = answered or (lambda answer: self._answered(answer, request_id))
@@ -518,13 +515,13 @@ class SimReplica(PartitionShell):
             return
         if answer is NO_RESPONDERS:
             self.feed(ev.RequestFailed(request_id=request_id, reason="no responders"))
-        elif isinstance(answer, do.SendFetchRefusal):
+        elif isinstance(answer, FetchRefusal):
             self.cluster.counters[f"refused: {answer.reason.name}"] += 1
-            self.feed(received_from(ev.FetchRefused, answer, request_id=request_id))
-        elif isinstance(answer, do.SendEpochAnswer):
+            self.feed(answer)
+        elif isinstance(answer, EpochAnswer):
             diverges = answer.leader_epoch != self.replica.log.epochs.latest_epoch
             self.cluster.counters["diverging epoch" if diverges else "epochs agree"] += 1
-            self.feed(received_from(ev.EpochQueryAnswered, answer, request_id=request_id))
+            self.feed(answer)
         else:
             self._fetched(answer, request_id)
 
@@ -571,57 +568,57 @@ class SimReplica(PartitionShell):
         network.subscribe(self.host, f"{self.subject}.replicate", self._fetch_received)
         network.subscribe(self.host, f"{self.subject}.offset", self._epoch_query_received)
 
-    def _fetch_received(self, request: FetchRequest, reply: Reply) -> None:
-        self.feed(received_from(ev.FetchReceived, request, token=self._keep((request, reply)), stream_uid=request.uid))
+    def _fetch_received(self, frame: FetchFrame, reply: Reply) -> None:
+        self.feed(replace(frame.fetch, token=self._keep((frame, reply))))
 
-    def _epoch_query_received(self, request: EpochRequest | StateRequest, reply: Reply) -> None:
+    def _epoch_query_received(self, request: EpochQuery | StateRequest, reply: Reply) -> None:
         if isinstance(request, StateRequest):
             if not self.failed:
                 reply(StateAnswer(self.publishers.state_server.read_piece(request.question, _STATE_PIECE_BYTES)))
             return
-        self.feed(received_from(ev.EpochQueryReceived, request, token=self._keep((request, reply)), stream_uid=request.uid))
+        self.feed(replace(request, token=self._keep((request, reply))))
 
     def send_fetch_response(self, effect: do.SendFetchResponse) -> None:
-        request, reply = self._tokens.pop(effect.token)
-        self.cluster.checkers.fetch_accepted(self, request)
-        self._send_batches(effect, request, reply)
+        frame, reply = self._tokens.pop(effect.token)
+        self.cluster.checkers.fetch_accepted(self, frame)
+        self._send_batches(effect, frame, reply)
         self.publishers.ingest.settle()
 
     def park_fetch(self, effect: do.ParkFetch) -> None:
-        request, reply = self._tokens.pop(effect.token)
-        self.cluster.checkers.fetch_accepted(self, request)
-        self._kept[effect.replica] = (request, reply)
+        frame, reply = self._tokens.pop(effect.token)
+        self.cluster.checkers.fetch_accepted(self, frame)
+        self._kept[effect.replica] = (frame, reply)
         self.publishers.ingest.settle()
 
     def answer_parked_fetch(self, effect: do.AnswerParkedFetch) -> None:
-        request, reply = self._kept.pop(effect.replica)
+        frame, reply = self._kept.pop(effect.replica)
         if effect.from_offset < self.log.log_end_offset:
             self.cluster.counters["second answer"] += 1
-            self._send_batches(effect, request, reply)
+            self._send_batches(effect, frame, reply)
 
     def send_high_watermark(self, effect: do.SendHighWatermark) -> None:
         _, reply = self._kept[effect.replica]
         self.cluster.counters["HW told to a waiter"] += 1
         reply(FetchResponse(effect.leader_epoch, self.log.high_watermark, b""))
 
-    def _send_batches(self, effect: do.SendFetchResponse | do.AnswerParkedFetch, request: FetchRequest, reply: Reply) -> None:
+    def _send_batches(self, effect: do.SendFetchResponse | do.AnswerParkedFetch, frame: FetchFrame, reply: Reply) -> None:
         room = room_bytes(self.cluster.network.max_payload_bytes, _OVERHEAD_BYTES, effect.max_bytes)
         try:
-            end_offset, held = self.log.log_end_offset, request.held
+            end_offset, held = self.log.log_end_offset, frame.held
             portion = read_portion(self.log, effect.from_offset, effect.max_bytes, room, end_offset=end_offset, held=held)
         except LiftError:
             return
         data = b"" if portion.piece is not None else b"".join(portion.chunks)
         reply(FetchResponse(effect.leader_epoch, self.log.high_watermark, data, portion.piece))
 
-    def send_fetch_refusal(self, effect: do.SendFetchRefusal) -> None:
-        _, reply = self._tokens.pop(effect.token)
-        reply(effect)
+    def send_fetch_refusal(self, message: FetchRefusal) -> None:
+        _, reply = self._tokens.pop(message.token)
+        reply(message)
 
-    def send_epoch_answer(self, effect: do.SendEpochAnswer) -> None:
-        request, reply = self._tokens.pop(effect.token)
-        self.cluster.checkers.epoch_answered(self, request, effect)
-        reply(effect)
+    def send_epoch_answer(self, message: EpochAnswer) -> None:
+        query, reply = self._tokens.pop(message.token)
+        self.cluster.checkers.epoch_answered(self, query, message)
+        reply(message)
 
     def notify_replica(self, effect: do.NotifyReplica) -> None:
         self.cluster.network.publish(self.host, f"notify.{effect.replica}.{self.subject}", ev.NotificationReceived())
@@ -636,10 +633,9 @@ class SimReplica(PartitionShell):
         if absent:
             self.feed(ev.ReplicaAbsent(replica=replica))
 
-    def send_notice(self, effect: do.SendNotice) -> None:
-        notice = received_from(ev.NoticeReceived, effect, leader=self.node_id)
-        for replica in effect.replicas:
-            self.cluster.network.publish(self.host, f"notify.{replica}.{self.subject}", notice)
+    def send_leader_notice(self, message: LeaderNotice) -> None:
+        for replica in message.replicas:
+            self.cluster.network.publish(self.host, f"notify.{replica}.{self.subject}", message)
 
     def _notified(self, event: ev.Event, reply: Reply) -> None:
         self.feed(event)

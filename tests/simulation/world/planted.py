@@ -261,7 +261,7 @@ def _lost_replicas_stay() -> None:
 
 def _removed_node_stays() -> None:
     """Mutant: the metadata group confirms the removal of a node, and does not remove it."""
-    requests.REQUESTS["removeNode"] = replace(requests.REQUESTS["removeNode"], decide=lambda draft, _: draft.done())
+    requests.REQUESTS["removeNode"] = replace(requests.REQUESTS["removeNode"], decide=lambda builder, _: builder.done())
 
 
 PLANTED: dict[str, Callable[[], None]] = {

@@ -10,9 +10,9 @@ from liftpy.config import StreamConfig
 from liftpy.core.log.compaction_point import HORIZON_NAME, NEVER, Horizon, decode_horizon, shows_traces
 from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage
-from liftpy.core.replication.events import EpochQueryAnswered
 from liftpy.core.replication.follower import LogReset, Truncation, reaches, reconcile
 from liftpy.core.replication.log_offsets import LogOffsets
+from liftpy.core.replication.messages import EpochAnswer
 from liftpy.core.wire.batch import build_batch, split_batches
 from liftpy.errors import StorageError
 
@@ -129,9 +129,7 @@ def test_reconciliation_does_not_truncate_the_log_below_the_compaction_horizon(
     assert (
         reconcile(
             log,
-            EpochQueryAnswered(
-                request_id=1, leader_epoch=1, last_offset=end_on_leader - 1, current_epoch=2, log_start_offset=0
-            ),
+            EpochAnswer(request_id=1, leader_epoch=1, last_offset=end_on_leader - 1, current_epoch=2, log_start_offset=0),
         )
         == wanted
     )
@@ -142,10 +140,10 @@ def test_reconciliation_starts_at_the_compaction_horizon_only_if_the_leader_log_
         assert (
             reaches(
                 Horizon(20, 3),
-                EpochQueryAnswered(request_id=1, leader_epoch=2, last_offset=last_offset, current_epoch=5, log_start_offset=0),
+                EpochAnswer(request_id=1, leader_epoch=2, last_offset=last_offset, current_epoch=5, log_start_offset=0),
             )
             is wanted
         )
     assert not reaches(
-        Horizon(0, 3), EpochQueryAnswered(request_id=1, leader_epoch=0, last_offset=-1, current_epoch=5, log_start_offset=0)
+        Horizon(0, 3), EpochAnswer(request_id=1, leader_epoch=0, last_offset=-1, current_epoch=5, log_start_offset=0)
     )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from liftpy.config import AckPolicy, ReplicationConfig
-from liftpy.core.metadata.controller.admission import RequestAcl, refusal
+from liftpy.core.metadata.controller.admission import RequestSubject, refusal
 from liftpy.core.metadata.controller.streams import RETENTION_BYTES, SEGMENT_BYTES, with_partition_count
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import GROUPS_STREAM
@@ -67,15 +67,15 @@ GUARDED: list[dict[str, Any]] = [
 @pytest.mark.parametrize("asked", GUARDED, ids=lambda asked: next(iter(asked)))
 def test_internal_stream_change_without_the_internal_flag_is_rejected(asked: dict[str, Any]) -> None:
     ((kind, message),) = asked.items()
-    said = refusal(RequestAcl.ADMIN, "", pb.ControlRequest(**asked))
+    said = refusal(RequestSubject.ADMIN, "", pb.ControlRequest(**asked))
     assert f"Stream '_x' is internal. Only the cluster uses it. To send {kind} anyway, set --internal." in said
     assert "--internal" in said
-    assert refusal(RequestAcl.ADMIN, "", pb.ControlRequest(internal=True, **asked)) == ""
-    for door in (RequestAcl.INFO, RequestAcl.NODE):
-        assert refusal(door, "n1", pb.ControlRequest(internal=True, **asked)), "to say so opens no other door"
+    assert refusal(RequestSubject.ADMIN, "", pb.ControlRequest(internal=True, **asked)) == ""
+    for subject_kind in (RequestSubject.INFO, RequestSubject.NODE):
+        assert refusal(subject_kind, "n1", pb.ControlRequest(internal=True, **asked)), "to say so opens no other subject"
     field = "stream" if hasattr(message, "stream") else "name"
     setattr(message, field, "x_")
-    assert refusal(RequestAcl.ADMIN, "", pb.ControlRequest(**asked)) == "", "any other name is anybody's"
+    assert refusal(RequestSubject.ADMIN, "", pb.ControlRequest(**asked)) == "", "any other name is anybody's"
     setattr(message, field, "_x")
 
 
@@ -83,5 +83,5 @@ def test_internal_stream_change_in_a_batch_is_rejected() -> None:
     cut = pb.ControlRequest(truncateBefore=pb.TruncateBefore(stream="_x"))
     other = pb.ControlRequest(truncateBefore=pb.TruncateBefore(stream="x"))
     batch = pb.Batch(requests=[pb.BatchedRequest(request=request) for request in (other, cut)])
-    assert "--internal" in refusal(RequestAcl.ADMIN, "", pb.ControlRequest(batch=batch))
-    assert refusal(RequestAcl.ADMIN, "", pb.ControlRequest(batch=batch, internal=True)) == ""
+    assert "--internal" in refusal(RequestSubject.ADMIN, "", pb.ControlRequest(batch=batch))
+    assert refusal(RequestSubject.ADMIN, "", pb.ControlRequest(batch=batch, internal=True)) == ""

@@ -18,8 +18,8 @@ from liftpy.core.metadata.controller.quorum_member import (
     PROBE_EVERY_NS,
     TRANSFER_EVERY_NS,
     CatchUp,
-    Decision,
     EntryOutcome,
+    MemberEffect,
     ProbeNode,
     ProposedEntry,
     PublishEntry,
@@ -85,7 +85,7 @@ class Member:
         self.ids += 1
         return self.ids.to_bytes(16)
 
-    def tick(self, *, votes: bool = True, online: bool = True, later_ns: int = 0) -> list[Decision]:
+    def tick(self, *, votes: bool = True, online: bool = True, later_ns: int = 0) -> list[MemberEffect]:
         self.log.now_ns += later_ns
         return self.member.tick(self.log.now_ns, votes=votes, online=online)
 

@@ -10,7 +10,7 @@ from cluster_driver import Driver, Error
 
 from liftpy.config import StreamConfig
 from liftpy.core.base.partition import MoveReason, PartitionState
-from liftpy.core.metadata.controller.admission import RequestAcl, refusal
+from liftpy.core.metadata.controller.admission import RequestSubject, refusal
 from liftpy.core.metadata.controller.partitions import finish_reached_target
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
@@ -167,17 +167,17 @@ def test_remove_node_of_a_learner_is_rejected(driver: Driver) -> None:
 def test_reassign_batch_with_another_kind_of_request_is_rejected() -> None:
     wish = pb.ControlRequest(reassign=pb.Reassign(stream="orders", partition=0, replicas=["a"]))
     batch = pb.ControlRequest(batch=pb.Batch(requests=[pb.BatchedRequest(number=0, request=wish)]))
-    assert refusal(RequestAcl.ADMIN, "ann", wish) == ""
-    assert refusal(RequestAcl.ADMIN, "ann", batch) == ""
-    assert refusal(RequestAcl.NODE, "n1", batch)
-    assert refusal(RequestAcl.INFO, "", batch)
+    assert refusal(RequestSubject.ADMIN, "ann", wish) == ""
+    assert refusal(RequestSubject.ADMIN, "ann", batch) == ""
+    assert refusal(RequestSubject.NODE, "n1", batch)
+    assert refusal(RequestSubject.INFO, "", batch)
     for foreign in (
         pb.ControlRequest(changeIsr=pb.ChangeIsr(leader="n1")),
         pb.ControlRequest(beginCopy=pb.BeginCopy(node="n1")),
         pb.ControlRequest(deleteStream=pb.DeleteStream(name="orders")),
     ):
         batch.batch.requests.append(pb.BatchedRequest(number=1, request=foreign))
-        assert refusal(RequestAcl.ADMIN, "ann", batch)
+        assert refusal(RequestSubject.ADMIN, "ann", batch)
         del batch.batch.requests[1]
 
 

@@ -20,9 +20,9 @@ from liftpy.core.metadata.controller.admission import (
     MAX_IN_PROGRESS,
     PER_PRINCIPAL,
     PRINCIPAL_AT_ONCE,
-    RequestAcl,
     RequestContext,
     RequestRates,
+    RequestSubject,
     first_rejection,
     refusal,
 )
@@ -56,12 +56,12 @@ def test_request_table_has_one_row_per_kind_of_control_request() -> None:
     assert set(REQUESTS) == set(KINDS)
 
 
-@each("door", RequestAcl)
+@each("subject_kind", RequestSubject)
 @each("name", sorted(REQUESTS))
-def test_control_request_without_a_kind_is_rejected_on_each_subject(name: str, door: RequestAcl) -> None:
+def test_control_request_without_a_kind_is_rejected_on_each_subject(name: str, subject_kind: RequestSubject) -> None:
     request = asked(name)
     getattr(request, name).MergeFromString(bytes.fromhex("c23e0161"))
-    assert refusal(door, "n1", request).startswith("UNSUPPORTED: the request has a field or a kind")
+    assert refusal(subject_kind, "n1", request).startswith("UNSUPPORTED: the request has a field or a kind")
 
 
 def test_control_request_is_accepted_only_on_the_subject_of_its_kind() -> None:
@@ -123,43 +123,47 @@ def test_request_table_operator_requests_each_have_an_admin_client_method() -> N
 
 def test_control_request_of_an_unknown_kind_is_rejected_on_every_subject() -> None:
     assert kind_of(pb.ControlRequest()).asked_by is RequesterKind.NOBODY
-    for door in RequestAcl:
-        assert refusal(door, "n1", pb.ControlRequest())
+    for subject_kind in RequestSubject:
+        assert refusal(subject_kind, "n1", pb.ControlRequest())
 
 
 @each("name", NOT_READ)
-@each("door", list(RequestAcl))
-def test_control_request_with_the_id_of_another_node_is_rejected(door: RequestAcl, name: str) -> None:
+@each("subject_kind", list(RequestSubject))
+def test_control_request_with_the_id_of_another_node_is_rejected(subject_kind: RequestSubject, name: str) -> None:
     kind, request = REQUESTS[name], asked(name)
     whose = {
-        RequestAcl.INFO: RequesterKind.READERS,
-        RequestAcl.ADMIN: RequesterKind.OPERATORS,
-        RequestAcl.NODE: RequesterKind.NODES,
-    }[door]
-    assert (refusal(door, "n1", request) == "") is (kind.asked_by is whose)
+        RequestSubject.INFO: RequesterKind.READERS,
+        RequestSubject.ADMIN: RequesterKind.OPERATORS,
+        RequestSubject.NODE: RequesterKind.NODES,
+    }[subject_kind]
+    assert (refusal(subject_kind, "n1", request) == "") is (kind.asked_by is whose)
     if kind.asker:
-        assert refusal(door, "n2", request)
+        assert refusal(subject_kind, "n2", request)
     if kind.batched:
         batch = pb.ControlRequest(batch={"requests": [{"request": request}]})
-        allowed = door is not RequestAcl.INFO and kind.asked_by is whose and (bool(kind.asker) or door is RequestAcl.ADMIN)
-        assert (refusal(door, "n1", batch) == "") is allowed
+        allowed = (
+            subject_kind is not RequestSubject.INFO
+            and kind.asked_by is whose
+            and (bool(kind.asker) or subject_kind is RequestSubject.ADMIN)
+        )
+        assert (refusal(subject_kind, "n1", batch) == "") is allowed
 
 
 @pytest.mark.parametrize("internal", [False, True])
 def test_create_stream_with_a_reserved_name_is_rejected(internal: bool) -> None:
     said = refusal(
-        RequestAcl.ADMIN, "", pb.ControlRequest(createStream=pb.CreateStream(name="_liftpy-mine"), internal=internal)
+        RequestSubject.ADMIN, "", pb.ControlRequest(createStream=pb.CreateStream(name="_liftpy-mine"), internal=internal)
     )
     probed = pb.ControlRequest(createStream=pb.CreateStream(name="_liftpy-probe"), internal=internal)
-    assert (refusal(RequestAcl.ADMIN, "", probed) == "") is internal, "operators probe with it"
+    assert (refusal(RequestSubject.ADMIN, "", probed) == "") is internal, "operators probe with it"
     assert said == "Cannot create stream '_liftpy-mine': names that begin with _liftpy are reserved. Use another name."
-    assert refusal(RequestAcl.ADMIN, "", pb.ControlRequest(createStream=pb.CreateStream(name="liftpy"))) == ""
+    assert refusal(RequestSubject.ADMIN, "", pb.ControlRequest(createStream=pb.CreateStream(name="liftpy"))) == ""
 
 
 @pytest.mark.parametrize("name", ["-rf", "-", "--yes"])
 def test_create_stream_with_a_name_that_starts_with_a_dash_is_rejected(name: str) -> None:
     said = refusal(
-        RequestAcl.ADMIN, "", pb.ControlRequest(createStream=pb.CreateStream(name=name, subject="x.s"), internal=True)
+        RequestSubject.ADMIN, "", pb.ControlRequest(createStream=pb.CreateStream(name=name, subject="x.s"), internal=True)
     )
     assert "begins with -" in said
 
@@ -230,7 +234,7 @@ def breaks(*rules: str) -> RequestContext:
     if "size" in rules:
         create.placement = LONG
     request = pb.ControlRequest(createStream=create)
-    arrival = RequestContext(acl=RequestAcl.ADMIN, sender="alice", inbox_prefixes=("_INBOX.",))
+    arrival = RequestContext(subject_kind=RequestSubject.ADMIN, sender="alice", inbox_prefixes=("_INBOX.",))
     if "sender name" in rules:
         arrival.sender = "read"
     if "subject of the kind" in rules:
@@ -291,7 +295,7 @@ def test_request_admission_of_a_request_that_breaks_two_rules_returns_the_error_
 def test_request_admission_of_an_invalid_pause_value_returns_the_valid_values() -> None:
     def admit(pause: int) -> str:
         request = pb.ControlRequest(pausePartitions=pb.PausePartitions(stream="orders", pause=pause))  # type: ignore[arg-type]
-        arrival = RequestContext(acl=RequestAcl.ADMIN, sender="alice", payload=frames.encode(request))
+        arrival = RequestContext(subject_kind=RequestSubject.ADMIN, sender="alice", payload=frames.encode(request))
         rejection = first_rejection(ARRIVAL, arrival)
         if rejection is None:
             return ""

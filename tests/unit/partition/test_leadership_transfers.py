@@ -48,7 +48,7 @@ async def test_leader_that_lost_publishes_transfers_its_leadership() -> None:
         (True, True, ["back"]),
     ):
         one = RecordingWorker(KEY, leads=True)
-        links = SimpleNamespace(are_up=False, ingest=SimpleNamespace(all_have_lost_it=all_lost))
+        links = SimpleNamespace(are_up=False, ingest=SimpleNamespace(missed_by_all_nodes=all_lost))
         node = partitions(one, links=links)
         one.transfer_after_lost_publishes = lambda one=one, heir=heir: (one.asked.append("hands over"), heir)[1]  # type: ignore[attr-defined]
         transfers = node.transfers
@@ -72,7 +72,7 @@ async def test_leaders_that_lost_publishes_share_one_wait_for_the_connections() 
     restored = False
 
     class Links:
-        ingest = SimpleNamespace(all_have_lost_it=True)
+        ingest = SimpleNamespace(missed_by_all_nodes=True)
 
         @property
         def are_up(self) -> bool:

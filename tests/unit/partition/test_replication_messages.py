@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
+from liftpy.core.replication.messages import EpochQuery, FetchRequest
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2, service_pb2
 from liftpy.core.wire.batch import build_batch
@@ -47,16 +47,18 @@ def fetch_client(bus: NatsBus, fed: list[Any], counters: Counter[str] | None = N
     return FetchClient(AnswerRouter(bus), Subjects(), KEY, "n1", fed.append, counters)  # type: ignore[arg-type]
 
 
-FETCH = do.SendFetch(leader="n2", request_id=9, offset=4, leader_epoch=2, offset_epoch=1, max_bytes=1 << 16)
+FETCH = FetchRequest(
+    replica="n1", offset=4, leader_epoch=2, offset_epoch=1, incarnation=5, request_id=9, max_bytes=1 << 16, stream_uid=KEY.uid
+)
 
 
 async def test_fetch_client_request_on_a_lost_connection_fails() -> None:
     bus, fed = NatsBus(), []
     client = fetch_client(bus, fed)
     bus.up = False
-    client.send_fetch(FETCH, 5)
+    client.send_fetch(FETCH)
     assert fed == [events.RequestFailed(request_id=9, reason="not connected")]
-    client.send_epoch_query(do.SendEpochQuery(leader="n2", request_id=10, requested_epoch=1, current_epoch=2))
+    client.send_epoch_query(EpochQuery(replica="n1", request_id=10, requested_epoch=1, current_epoch=2, stream_uid=KEY.uid))
     assert fed[1:] == [events.RequestFailed(request_id=10, reason="not connected")]
 
 

@@ -13,6 +13,7 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.publish.state_transfer import StateFetcher, StatePiece, StatePieceRequest, StateServer
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
+from liftpy.core.replication.messages import EpochAnswer, FetchRefusal, FetchRequest
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import replication_pb2 as pb
 from liftpy.core.wire.batch import build_batch, split_batches
@@ -161,7 +162,18 @@ def test_fetch_client_fetches_after_the_leader_has_sent_its_state() -> None:
     bus: Any = SimpleNamespace(inbox="_INBOX.n", max_payload=1 << 20, listen=listen, send=send)
     client = FetchClient(AnswerRouter(bus), Subjects("liftpy"), KEY, "n2", lambda event: None, Counter())
     client.state_fetcher = cast(StateFetcher, SimpleNamespace(asks=lambda epoch: questions.pop(0), add_piece=add_piece))
-    client.send_fetch(do.SendFetch(request_id=5, leader="n1", offset=8, offset_epoch=1, leader_epoch=1, max_bytes=1 << 20), 3)
+    client.send_fetch(
+        FetchRequest(
+            replica="n2",
+            offset=8,
+            leader_epoch=1,
+            offset_epoch=1,
+            incarnation=3,
+            request_id=5,
+            max_bytes=1 << 20,
+            stream_uid="u1",
+        )
+    )
     [(_, reply)] = sent
     answer = pb.StateResponse(streamUid=KEY.uid, partition=0, requestId=5, endOffset=9, totalBytes=4, data=b"data")
     arrived[0](reply.encode(), b"", frames.seal(answer), b"")
@@ -238,7 +250,7 @@ def test_fetch_client_drops_a_response_to_another_fetch_and_accepts_the_right_on
     assert counters == {"refused: addressee": 4}
     for right in _answers("u1", 0, 7):
         client._answer_arrived(7, right, b"")
-    kinds = [events.FetchAnswered, events.FetchPieceArrived, events.FetchRefused, events.EpochQueryAnswered]
+    kinds = [events.FetchAnswered, events.FetchPieceArrived, FetchRefusal, EpochAnswer]
     assert [type(event) for event in heard] == kinds
     client._answer_arrived(7, frames.replication_response_header(1, 5, ()), b"")
     assert len(heard) == 5, "of an older version, which does not say"

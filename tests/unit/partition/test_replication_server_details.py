@@ -10,7 +10,7 @@ import pytest
 
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
-from liftpy.core.replication.events import RefusalReason
+from liftpy.core.replication.messages import EpochAnswer, FetchRefusal, FetchRequest, RefusalReason
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import replication_pb2 as pb
 from liftpy.core.wire.batch import build_batch, parse_header
@@ -103,10 +103,11 @@ class Follower:
 
     def fetch(self, request_id: int = 41, **more: Any) -> pb.ReplicationRequest:
         fields = {
-            "request_id": request_id, "leader": "n1", "offset": 42, "offset_epoch": 43, "leader_epoch": 44, "max_bytes": 45,
-            "bad_offset": None, "flush_ns": 0, "copy_epoch": 47, "deletes_end": 48,
+            "replica": "n2", "incarnation": 46, "stream_uid": "u1", "request_id": request_id, "offset": 42, "offset_epoch": 43,
+            "leader_epoch": 44, "max_bytes": 45, "awaits_more": True, "bad_offset": None, "flush_ns": 0, "copy_epoch": 47,
+            "deletes_end": 48,
         }  # fmt: skip
-        self.client.send_fetch(do.SendFetch(**{**fields, **more}), 46)  # type: ignore[arg-type]
+        self.client.send_fetch(FetchRequest(**{**fields, **more}))  # type: ignore[arg-type]
         subject, frame, reply = self.sent.pop()
         assert (subject, reply) == (FETCH, f"liftpy.inbox.n2.1.{request_id}")
         return frames.decode(frame, pb.ReplicationRequest)
@@ -119,13 +120,13 @@ class Follower:
 def test_fetch_client_rejection_with_an_unknown_reason_becomes_an_event() -> None:
     follower = Follower()
     refusal = pb.ReplicationRefusal(reason=RefusalReason.DIVERGED.value, leaderEpoch=7, logStartOffset=8)  # type: ignore[arg-type]
-    assert follower.answered(frames.seal(refusal)) == events.FetchRefused(
+    assert follower.answered(frames.seal(refusal)) == FetchRefusal(
         request_id=41, reason=RefusalReason.DIVERGED, leader_epoch=7, log_start_offset=8
     )
     refusal.reason = 99  # type: ignore[assignment]
     assert follower.answered(frames.seal(refusal)).reason is RefusalReason.UNKNOWN, "of a later version"
     end = pb.LeaderEpochOffsetResponse(endOffset=1, leaderEpoch=2, currentEpoch=3, logStartOffset=4)
-    assert follower.answered(frames.seal(end)) == events.EpochQueryAnswered(
+    assert follower.answered(frames.seal(end)) == EpochAnswer(
         request_id=41, leader_epoch=2, last_offset=1, current_epoch=3, log_start_offset=4
     )
 

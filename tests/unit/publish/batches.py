@@ -10,6 +10,7 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.publish.acks import PendingAcks
 from liftpy.core.publish.ingest import Ingest
 from liftpy.core.publish.memory_budget import MemoryBudget
+from liftpy.core.publish.message_decoder import MessageDecoder
 from liftpy.core.replication.effects import AppendBatch
 from liftpy.core.replication.events import DuplicateReceived, PublishesReceived
 from liftpy.core.wire import frames
@@ -44,11 +45,8 @@ class Bench:
         log_and_replica: Any = {"log": self, "replica": self.replica}
         self.ingest = Ingest(
             shell=self,  # type: ignore[arg-type]
-            subject=f"ev.{partition}",
+            reader=MessageDecoder(self.acks.key, f"ev.{partition}", policy, InboxRule(("_INBOX.",)), codec),
             config=ReplicationConfig(),
-            policy=policy,
-            codec=codec,
-            inboxes=InboxRule(("_INBOX.",)),
             acks=self.acks,
             feed=self.append,
             derived=derived_state(),

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from liftpy.config import AckPolicy, Codec, ReplicationConfig
+from liftpy.config import AckPolicy, ReplicationConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.publish.acks import PendingAcks
 from liftpy.core.publish.ingest import Ingest
 from liftpy.core.publish.memory_budget import MemoryBudget, NodePublishMemory
+from liftpy.core.publish.message_decoder import MessageDecoder
 from liftpy.core.replication.effects import AppendBatch, RejectReason
 from liftpy.core.replication.events import PublishesReceived
 from liftpy.core.wire import frames
@@ -79,7 +80,7 @@ class Bench:
         self.replica = FakeReplica(may_refuse)
         self.memory = MemoryBudget()
         self.ingest = Ingest(
-            shell=self.bus, subject="ev", config=ReplicationConfig(**config), policy=AckPolicy.ALL, codec=Codec.NONE, inboxes=INBOXES,
+            shell=self.bus, reader=MessageDecoder(self.acks.key, "ev", AckPolicy.ALL, INBOXES), config=ReplicationConfig(**config),
             acks=self.acks, replica=self.replica, feed=self.feed, log=self, derived=self.derived,  # type: ignore[arg-type]
             now_ns=time.monotonic_ns, wall_ns=time.time_ns, memory=self.memory,
         )  # fmt: skip

@@ -9,8 +9,10 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.partition import PartitionMetadata, PartitionState, PartitionStatus
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
-from liftpy.core.replication.lease import Lease
+from liftpy.core.replication.lease import EarlierLeaders, Lease, ReplicaLease
+from liftpy.core.replication.messages import FetchRequest
 from liftpy.core.replication.replica import Replica
+from liftpy.core.replication.role import Backoff, NodeContext, ReplicaContext
 
 KEY = PartitionKey("orders", "uid-1", 0)
 S = 1_000_000_000
@@ -38,13 +40,26 @@ def state(
     return PartitionMetadata(key=KEY, config=StreamConfig(min_isr=min_isr, commit_policy=policy), state=partition)
 
 
+def leader_context(
+    metadata: PartitionMetadata, live: dict[str, int], *, end: int, hw: int, max_lag_s: float = 5, max_lag_records: int = 0
+) -> ReplicaContext:
+    """State of the replica on node a, whose log ends at ``end`` (exclusive)."""
+    config = ReplicationConfig(max_lag_records=max_lag_records)
+    object.__setattr__(config, "max_lag_time_s", max_lag_s)  # below the bounds of the setting, so that times are small numbers
+    lease = Lease(S)
+    shared = ReplicaContext(NodeContext("a", 1, config, lease), ReplicaLease(lease), Backoff(1, 1, 0), EarlierLeaders("a", S))
+    shared.log.set_recovered(0, end, hw, ())
+    shared.metadata, shared.live = metadata, live
+    return shared
+
+
 class Stepped:
     """``node`` has incarnation 1; so have the others unless a test says otherwise."""
 
     def __init__(self, node: str, config: ReplicationConfig | None = None) -> None:
         config = config or ReplicationConfig()
         self.lease = Lease(round(config.lease_s * S))
-        self.replica = Replica(node, 1, config, seed=7, lease=self.lease)
+        self.replica = Replica(NodeContext(node, 1, config, self.lease), seed=7)
         self.now_ns = 100 * S
         self.out: list[do.Effect] = []
         self.tokens = 0
@@ -119,7 +134,7 @@ class Stepped:
             "offset_epoch": offset_epoch if offset >= 0 else 0, "request_id": self.tokens, "max_bytes": 0,
             "stream_uid": KEY.uid,
         }  # fmt: skip
-        return self.step(ev.FetchReceived(**{**event, **other}))  # type: ignore[arg-type]
+        return self.step(FetchRequest(**{**event, **other}))  # type: ignore[arg-type]
 
     # ---- a follower's day --------------------------------------------------------------------------------------------
     def follows(self, partition: PartitionMetadata | None = None) -> Stepped:
@@ -128,7 +143,7 @@ class Stepped:
         return self
 
     def answered(self, spans: list[tuple[int, int, int]], hw: int, request: int | None = None) -> list[do.Effect]:
-        request_id = self.only(do.SendFetch).request_id if request is None else request
+        request_id = self.only(FetchRequest).request_id if request is None else request
         self.tokens += 1
         spanned = tuple(ev.BatchSpan(**dict(zip(ev.BatchSpan.__dataclass_fields__, span, strict=True))) for span in spans)
         return self.step(

@@ -19,6 +19,7 @@ from liftpy.core.replication.combined_fetches import (
     CombinedFetchRequest,
 )
 from liftpy.core.replication.events import Deadline
+from liftpy.core.replication.messages import FetchRequest, LeaderNotice
 from tests.each import each
 from tests.unit.replication.stepping import S, Stepped, state
 
@@ -61,17 +62,17 @@ def test_follower_leaves_combined_fetches_after_new_records_a_wake_up_or_a_lost_
 
     def piece(follower: Stepped) -> None:
         follower.step(ev.FetchPieceArrived(request_id=follower.role._idle_request_id, leader_epoch=1))
-        assert follower.has(do.SendFetch)
+        assert follower.has(FetchRequest)
 
     def wake(follower: Stepped) -> None:
         follower.step(ev.NotificationReceived())
-        assert follower.has(do.SendFetch)
+        assert follower.has(FetchRequest)
 
     def notice(follower: Stepped) -> None:
         follower.step(
-            ev.NoticeReceived(leader="a", leader_epoch=1, epoch=1, epoch_start_offset=0, high_watermark=9, log_start_offset=0)
+            LeaderNotice(leader="a", leader_epoch=1, epoch=1, epoch_start_offset=0, high_watermark=9, log_start_offset=0)
         )
-        assert follower.has(do.SendFetch)
+        assert follower.has(FetchRequest)
 
     def back(follower: Stepped) -> None:
         follower.step(ev.DataPathChanged(is_up=True))
@@ -111,7 +112,7 @@ def test_follower_whose_combined_fetch_is_not_confirmed_fetches_at_once() -> Non
     follower = quiet_follower()
     follower.step(ev.CombinedFetchEnded(last_answer_ns=follower.now_ns), after_s=50)
     assert follower.has(do.EndCombinedFetch)
-    fetch = follower.only(do.SendFetch)
+    fetch = follower.only(FetchRequest)
     assert (fetch.offset, fetch.offset_epoch, fetch.leader_epoch) == (2, 1, 1)
     follower.answered([], hw=2, request=fetch.request_id)
     assert follower.replica.phase == "FOLLOWER_IDLE", "it takes new idle waits"

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from liftpy.config import ReplicationConfig
+from liftpy.config import CommitPolicy, ReplicationConfig
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication import isr
-from liftpy.core.replication.events import EpochQueryAnswered, RefusalReason
 from liftpy.core.replication.follower import LogReset, Truncation, reconcile
 from liftpy.core.replication.isr import (
     REACH_NS,
@@ -26,9 +25,10 @@ from liftpy.core.replication.isr import (
 )
 from liftpy.core.replication.lease import Lease
 from liftpy.core.replication.log_offsets import LogOffsets
+from liftpy.core.replication.messages import EpochAnswer, FetchRefusal, RefusalReason
 from liftpy.core.replication.role import Backoff
 from tests.each import each
-from tests.unit.replication.stepping import Stepped, state
+from tests.unit.replication.stepping import Stepped, leader_context, state
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_fetch_of_a_fenced_incarnation_is_answered_but_does_not_move_the_high_wa
     assert leader.replica.high_watermark == -1
     leader.told(state(leader_epoch=2, epoch=3), {"a": 1, "b": 1, "c": 2})
     leader.fetch("c", 2, incarnation=1)
-    assert leader.only(do.SendFetchRefusal).reason is RefusalReason.STALE_INCARNATION
+    assert leader.only(FetchRefusal).reason is RefusalReason.STALE_INCARNATION
     assert leader.replica.high_watermark == -1
     leader.fetch("c", 2, incarnation=2)
     assert leader.replica.high_watermark == 2
@@ -128,8 +128,8 @@ def log(epochs: tuple[tuple[int, int], ...], end: int, start: int = 0) -> LogOff
     return opened
 
 
-def answer(epoch: int, last: int, start: int = 0) -> EpochQueryAnswered:
-    return EpochQueryAnswered(request_id=1, leader_epoch=epoch, last_offset=last, current_epoch=9, log_start_offset=start)
+def answer(epoch: int, last: int, start: int = 0) -> EpochAnswer:
+    return EpochAnswer(request_id=1, leader_epoch=epoch, last_offset=last, current_epoch=9, log_start_offset=start)
 
 
 def test_reconciliation_with_another_epoch_truncates_the_log_and_needs_a_second_epoch_query() -> None:
@@ -162,13 +162,10 @@ def test_follower_above_the_record_or_time_lag_limit_is_lagging(behind: int, lag
     assert not isr.is_lagging(FollowerProgress(caught_up_ns=0), 100, 5, 5, 10)
 
 
-def wanted(followers: dict[str, FollowerProgress], **more: Any) -> frozenset[str]:
-    given: dict[str, Any] = {
-        "high_watermark": 5, "epoch_start_offset": 0, "log_end_offset": 6, "now_ns": 10, "max_lag_ns": 100, "max_lag_records": 0,
-        "min_isr": 2, "replica_count": 4,
-    }  # fmt: skip
-    live = dict.fromkeys("abcd", 1)
-    return isr.wanted_isr("a", frozenset("abcd"), followers, live, **(given | more))
+def wanted(followers: dict[str, FollowerProgress], min_isr: int) -> frozenset[str]:
+    metadata = state(isr="abcd", replicas="abcd", min_isr=min_isr)
+    shared = leader_context(metadata, dict.fromkeys("abcd", 1), end=6, hw=5, max_lag_s=100e-9)
+    return isr.wanted_isr(shared, followers, 0, frozenset(), 10)
 
 
 @each(("min_isr", "silent", "leave"), [(2, 1, True), (3, 1, True), (4, 1, False), (3, 2, False), (1, 3, False), (2, 2, True)])
@@ -193,16 +190,15 @@ def test_isr_that_counts_as_unchanged_is_the_wanted_isr_and_no_member_has_lost_r
             )
             for node in "bcd" if (node in members) == (chance.random() < 0.9)
         }  # fmt: skip
-        limits = {"log_end_offset": 6, "now_ns": 10, "max_lag_ns": chance.choice((4, 7, 100))}
-        unchanged = isr.is_unchanged("a", members, followers, live, **limits)
+        policy, hw = chance.choice(tuple(CommitPolicy)), chance.choice((4, 5))
+        metadata = state(isr="".join(sorted(members)), replicas="abcd", min_isr=chance.randint(1, 4), policy=policy)
+        lag_s, lag_records = chance.choice((4e-9, 7e-9, 100e-9)), chance.choice((0, 1))
+        shared = leader_context(metadata, live, end=6, hw=hw, max_lag_s=lag_s, max_lag_records=lag_records)
+        unchanged = isr.is_unchanged(shared, followers, 10)
         found[unchanged] += 1
-        more = {
-            "high_watermark": chance.choice((4, 5)), "epoch_start_offset": chance.choice((0, 6)), "min_isr": chance.randint(1, 4),
-            "max_lag_records": chance.choice((0, 1)), "by_quorum": chance.random() < 0.5, "replica_count": 4,
-        }  # fmt: skip
         if unchanged:
-            assert isr.wanted_isr("a", members, followers, live, **limits, **more) == members  # type: ignore[arg-type]
-            assert not isr.have_lost(followers, members, int(more["high_watermark"]))
+            assert isr.wanted_isr(shared, followers, chance.choice((0, 6)), frozenset(), 10) == members
+            assert not isr.have_lost(followers, members, hw)
     assert min(found[True], found[False]) > 1000
 
 

@@ -9,6 +9,7 @@ from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.events import Deadline
+from liftpy.core.replication.messages import EpochAnswer, EpochQuery, FetchRefusal, FetchRequest, LeaderNotice, RefusalReason
 from tests.unit.replication.stepping import KEY, S, Stepped, idle, state
 
 
@@ -29,21 +30,21 @@ def test_follower_drops_an_invalid_fetch_response_and_retries_after_a_backoff(sp
     assert follower.replica.log.log_end_offset == 0
     assert follower.replica.phase == "FOLLOWER_FETCH_BACKOFF"
     follower.fire(Deadline.FETCH)
-    assert follower.has(do.SendFetch)
+    assert follower.has(FetchRequest)
 
 
 def test_follower_after_a_batch_fragment_sends_the_next_fetch_with_its_own_timeout() -> None:
     follower = Stepped("b").follows()
-    first = follower.only(do.SendFetch)
+    first = follower.only(FetchRequest)
     follower.step(ev.FetchPieceArrived(request_id=first.request_id, leader_epoch=1), after_s=1)
     at_ns = follower.now_ns + round(ReplicationConfig().fetch_timeout_s * S)
-    asked = follower.only(do.SendFetch)
+    asked = follower.only(FetchRequest)
     assert [effect for effect in follower.out if getattr(effect, "kind", None) is Deadline.REQUEST] == [
         do.SetDeadline(kind=Deadline.REQUEST, at_ns=None),
         do.SetDeadline(kind=Deadline.REQUEST, at_ns=at_ns),
     ]
     assert asked.request_id > first.request_id
-    assert (asked.offset, asked.leader) == (first.offset, "a")
+    assert asked.offset == first.offset
     follower.answered([(0, 2, 1)], -1, request=first.request_id)
     assert follower.only(do.DropFetched).why == "stale request"
     follower.answered([(0, 2, 1)], -1, request=asked.request_id)
@@ -60,7 +61,7 @@ def test_idle_follower_raises_its_high_watermark_from_an_empty_second_response_t
     follower = Stepped("b").follows()
     follower.answered([(0, 2, 1)], hw=-1)
     follower.step(ev.LogFlushed(end_offset=3))
-    request = follower.only(do.SendFetch).request_id
+    request = follower.only(FetchRequest).request_id
     follower.answered([], hw=-1)
     assert follower.replica.phase == "FOLLOWER_IDLE"
     follower.answered([], hw=1, request=request)
@@ -78,7 +79,7 @@ def test_idle_follower_ignores_a_second_response_of_another_epoch_or_fetch() -> 
     follower = Stepped("b").follows()
     follower.answered([(0, 2, 1)], hw=-1)
     follower.step(ev.LogFlushed(end_offset=3))
-    request = follower.only(do.SendFetch).request_id
+    request = follower.only(FetchRequest).request_id
     follower.answered([], hw=-1)
     follower.step(ev.FetchAnswered(token=90, request_id=request, leader_epoch=9, high_watermark=2, spans=()))
     assert follower.sent() == []
@@ -89,11 +90,11 @@ def test_idle_follower_ignores_a_second_response_of_another_epoch_or_fetch() -> 
 
 def test_follower_woken_before_its_empty_response_sends_one_fetch_after_the_response() -> None:
     follower = Stepped("b").follows()
-    request = follower.only(do.SendFetch).request_id
+    request = follower.only(FetchRequest).request_id
     follower.step(ev.NotificationReceived())
-    assert not follower.has(do.SendFetch)
+    assert not follower.has(FetchRequest)
     follower.answered([], -1, request=request)
-    assert follower.has(do.SendFetch)
+    assert follower.has(FetchRequest)
     follower.answered([], -1)
     assert follower.replica.phase == "FOLLOWER_IDLE", "one wake-up is one fetch"
 
@@ -103,7 +104,7 @@ def test_follower_woken_during_a_flush_sends_a_fetch() -> None:
     follower.answered([(0, 2, 1)], 0)
     follower.step(ev.NotificationReceived())
     follower.step(ev.LogFlushed(end_offset=3))
-    assert follower.has(do.SendFetch)
+    assert follower.has(FetchRequest)
 
 
 @pytest.mark.parametrize("waits", [True, False])
@@ -113,7 +114,7 @@ def test_follower_sends_a_fetch_at_once_after_a_reconnect(waits: bool) -> None:
     follower.step(ev.DataPathChanged(is_up=True), 0.2)
     assert follower.replica.phase == "FOLLOWER_FETCH_BACKOFF"
     follower.fire(Deadline.FETCH)
-    assert follower.has(do.SendFetch)
+    assert follower.has(FetchRequest)
     answered = Stepped("b").follows()
     answered.answered([(0, 2, 1)], -1)
     phase = answered.replica.phase
@@ -125,13 +126,13 @@ def test_follower_sends_a_fetch_at_once_after_a_reconnect(waits: bool) -> None:
 def test_follower_of_a_candidate_sends_its_first_request_after_a_delay(end: int) -> None:
     follower = idle(end)
     follower.told(state("", status=PartitionStatus.CANDIDATE_FOUND, candidate="c", epoch=3, leader_epoch=3))
-    assert not follower.has(do.SendEpochQuery)
-    assert not follower.has(do.SendFetch)
+    assert not follower.has(EpochQuery)
+    assert not follower.has(FetchRequest)
     follower.fire(Deadline.FETCH)  # its replay may take long: what it holds is fetched meanwhile
-    assert follower.has(do.SendEpochQuery if end else do.SendFetch)
+    assert follower.has(EpochQuery if end else FetchRequest)
     follower.told(state("c", isr="bc", epoch=4, leader_epoch=3))
-    assert not follower.has(do.SendEpochQuery)
-    assert not follower.has(do.SendFetch)
+    assert not follower.has(EpochQuery)
+    assert not follower.has(FetchRequest)
 
 
 def test_follower_backoff_is_not_shortened_by_an_isr_change() -> None:
@@ -140,12 +141,12 @@ def test_follower_backoff_is_not_shortened_by_an_isr_change() -> None:
     follower.told(state("c", isr="bc", epoch=4, leader_epoch=3))
     follower.step(
         ev.RequestFailed(
-            request_id=follower.only(do.SendEpochQuery).request_id,
+            request_id=follower.only(EpochQuery).request_id,
             reason="No responders on this subject. Check that the nodes run: `liftpy health`.",
         )
     )
     follower.told(state("c", isr="b", epoch=5, leader_epoch=3))
-    assert not follower.has(do.SendEpochQuery)
+    assert not follower.has(EpochQuery)
 
 
 @pytest.mark.parametrize("end", [0, 3])
@@ -153,10 +154,10 @@ def test_follower_backoff_ends_with_a_notice_of_the_new_leader(end: int) -> None
     follower = idle(end)
     follower.told(state("", status=PartitionStatus.CANDIDATE_FOUND, candidate="c", epoch=3, leader_epoch=3))
     follower.step(
-        ev.NoticeReceived(leader="c", leader_epoch=3, epoch=4, epoch_start_offset=end, high_watermark=-1, log_start_offset=0)
+        LeaderNotice(leader="c", leader_epoch=3, epoch=4, epoch_start_offset=end, high_watermark=-1, log_start_offset=0)
     )
-    assert follower.has(do.SendEpochQuery if end else do.SendFetch), "an empty log has nothing to reconcile"
-    assert not follower.has(do.SendFetch if end else do.SendEpochQuery)
+    assert follower.has(EpochQuery if end else FetchRequest), "an empty log has nothing to reconcile"
+    assert not follower.has(FetchRequest if end else EpochQuery)
 
 
 def proposed(epoch: int = 2, leader_epoch: int = 2) -> object:
@@ -168,7 +169,7 @@ def test_candidate_appends_no_publish_before_its_epoch_is_durable_and_its_log_is
     candidate.told(proposed())  # type: ignore[arg-type]
     assert candidate.only(do.PersistLeaderEpoch).leader_epoch == 2
     candidate.fetch("c", 2, 1)
-    assert candidate.has(do.SendFetchRefusal), "not before the epoch is durable"
+    assert candidate.has(FetchRefusal), "not before the epoch is durable"
     candidate.step(ev.LeaderEpochPersisted(leader_epoch=2))
     assert candidate.has(do.StartServing)
     assert candidate.only(do.ReplayLog).end_offset == 3
@@ -187,7 +188,7 @@ def test_candidate_appends_no_publish_before_its_epoch_is_durable_and_its_log_is
     candidate.heard()
     candidate.told(state("b", isr="bc", epoch=3, leader_epoch=2))
     assert not candidate.has(do.OpenSubject), "a was alive a moment ago, and may still speak"
-    candidate.step(ev.EpochQueryReceived(token=99, replica="a", requested_epoch=1, current_epoch=2, stream_uid=KEY.uid))
+    candidate.step(EpochQuery(token=99, replica="a", request_id=1, requested_epoch=1, current_epoch=2, stream_uid=KEY.uid))
     assert candidate.has(do.OpenSubject), "a asks in the new epoch: it has stepped down"
     assert not candidate.has(do.CloseSubject), "it serves on"
     assert candidate.replica.role == "LEADER"
@@ -214,7 +215,7 @@ def test_candidate_answers_fetches_only_when_its_epoch_and_log_are_durable() -> 
 # ---- what each role answers ------------------------------------------------------------------------------------------------
 def query(stepped: Stepped, asked: int = 1, current: int = 2, uid: str = KEY.uid) -> do.Effect:
     (answer,) = stepped.step(
-        ev.EpochQueryReceived(token=9, replica="c", requested_epoch=asked, current_epoch=current, stream_uid=uid)
+        EpochQuery(token=9, replica="c", request_id=9, requested_epoch=asked, current_epoch=current, stream_uid=uid)
     )
     return answer
 
@@ -225,23 +226,25 @@ def candidate() -> Stepped:
     return stepped
 
 
-def refusal(reason: ev.RefusalReason, leader_epoch: int, token: int = 9) -> do.SendFetchRefusal:
-    return do.SendFetchRefusal(token=token, reason=reason, leader_epoch=leader_epoch, log_start_offset=0)
+def refusal(reason: RefusalReason, leader_epoch: int, token: int = 9) -> FetchRefusal:
+    return FetchRefusal(token=token, request_id=token, reason=reason, leader_epoch=leader_epoch, log_start_offset=0)
 
 
 def test_candidate_answers_epoch_queries_when_its_epoch_is_durable() -> None:
     stepped = candidate()
-    assert query(stepped) == refusal(ev.RefusalReason.NOT_LEADER, 2)
+    assert query(stepped) == refusal(RefusalReason.NOT_LEADER, 2)
     stepped.step(ev.LeaderEpochPersisted(leader_epoch=1))
-    assert query(stepped) == refusal(ev.RefusalReason.NOT_LEADER, 2), "that was another one"
+    assert query(stepped) == refusal(RefusalReason.NOT_LEADER, 2), "that was another one"
     stepped.step(ev.LeaderEpochPersisted(leader_epoch=2))
-    assert query(stepped) == do.SendEpochAnswer(token=9, leader_epoch=1, last_offset=2, current_epoch=2, log_start_offset=0)
-    assert query(stepped, asked=0) == do.SendEpochAnswer(
-        token=9, leader_epoch=0, last_offset=-1, current_epoch=2, log_start_offset=0
+    assert query(stepped) == EpochAnswer(
+        token=9, request_id=9, leader_epoch=1, last_offset=2, current_epoch=2, log_start_offset=0
     )
-    assert query(stepped, current=1) == refusal(ev.RefusalReason.STALE_EPOCH, 2)
-    assert query(stepped, uid="another") == refusal(ev.RefusalReason.WRONG_STREAM, 2)
-    assert isinstance(query(stepped, uid=""), do.SendEpochAnswer), "who names none is of an older version"
+    assert query(stepped, asked=0) == EpochAnswer(
+        token=9, request_id=9, leader_epoch=0, last_offset=-1, current_epoch=2, log_start_offset=0
+    )
+    assert query(stepped, current=1) == refusal(RefusalReason.STALE_EPOCH, 2)
+    assert query(stepped, uid="another") == refusal(RefusalReason.WRONG_STREAM, 2)
+    assert isinstance(query(stepped, uid=""), EpochAnswer), "who names none is of an older version"
 
 
 @pytest.mark.parametrize("role", ["waiting", "follower", "stopped"])
@@ -252,8 +255,8 @@ def test_replica_without_a_leader_role_rejects_fetches_and_drops_responses(role:
     elif role == "stopped":
         stepped.step(ev.StopRequested())
     assert stepped.replica.role.value.lower() == role
-    assert query(stepped, current=1) == refusal(ev.RefusalReason.NOT_LEADER, 1)
-    assert stepped.fetch("c", 2, 1) == [refusal(ev.RefusalReason.NOT_LEADER, 1, stepped.tokens)]
+    assert query(stepped, current=1) == refusal(RefusalReason.NOT_LEADER, 1)
+    assert stepped.fetch("c", 2, 1) == [refusal(RefusalReason.NOT_LEADER, 1, stepped.tokens)]
     stepped.publish()
     assert stepped.out == [do.DropPublishes(token=stepped.tokens)]
     if role != "follower":

@@ -8,8 +8,9 @@ from liftpy.config import ReplicationConfig
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
-from liftpy.core.replication.events import Deadline, RefusalReason
+from liftpy.core.replication.events import Deadline
 from liftpy.core.replication.follower import FetchAssembly
+from liftpy.core.replication.messages import EpochAnswer, EpochQuery, FetchRefusal, FetchRequest, LeaderNotice, RefusalReason
 from liftpy.core.wire.chunking import Piece
 from tests.each import each
 from tests.unit.replication.stepping import S, Stepped, idle, state
@@ -23,7 +24,7 @@ def test_follower_notice_with_a_known_high_watermark_causes_no_fetch(high_waterm
     follower.answered([], 3)
     follower.out.clear()
     follower.step(
-        ev.NoticeReceived(
+        LeaderNotice(
             leader="a", leader_epoch=1, epoch=1, epoch_start_offset=0, high_watermark=high_watermark, log_start_offset=3
         )
     )
@@ -32,31 +33,31 @@ def test_follower_notice_with_a_known_high_watermark_causes_no_fetch(high_waterm
 
 def test_follower_repeats_its_pending_fetch_once_at_the_first_notice_of_its_leader() -> None:
     follower = Stepped("b").follows()
-    lost = follower.only(do.SendFetch)
+    lost = follower.only(FetchRequest)
     follower.step(
-        ev.NoticeReceived(leader="a", leader_epoch=1, epoch=1, epoch_start_offset=0, high_watermark=-1, log_start_offset=0)
+        LeaderNotice(leader="a", leader_epoch=1, epoch=1, epoch_start_offset=0, high_watermark=-1, log_start_offset=0)
     )
-    again = follower.only(do.SendFetch)
+    again = follower.only(FetchRequest)
     assert again.request_id > lost.request_id
     follower.step(
-        ev.NoticeReceived(leader="a", leader_epoch=1, epoch=1, epoch_start_offset=0, high_watermark=-1, log_start_offset=0)
+        LeaderNotice(leader="a", leader_epoch=1, epoch=1, epoch_start_offset=0, high_watermark=-1, log_start_offset=0)
     )
-    assert not follower.has(do.SendFetch), "the second one may be on its way"
+    assert not follower.has(FetchRequest), "the second one may be on its way"
     follower.fire(Deadline.REQUEST)
     follower.step(
-        ev.NoticeReceived(leader="a", leader_epoch=1, epoch=1, epoch_start_offset=0, high_watermark=-1, log_start_offset=0)
+        LeaderNotice(leader="a", leader_epoch=1, epoch=1, epoch_start_offset=0, high_watermark=-1, log_start_offset=0)
     )
-    assert not follower.has(do.SendFetch)
+    assert not follower.has(FetchRequest)
 
 
 def test_follower_repeats_its_epoch_query_at_the_first_notice_of_a_new_leader() -> None:
     follower = Stepped("b").opened(10, 5, ((1, 0),))
     follower.told(state(leader="c", leader_epoch=2))
-    lost = follower.only(do.SendEpochQuery)
+    lost = follower.only(EpochQuery)
     follower.step(
-        ev.NoticeReceived(leader="c", leader_epoch=2, epoch=1, epoch_start_offset=10, high_watermark=9, log_start_offset=0)
+        LeaderNotice(leader="c", leader_epoch=2, epoch=1, epoch_start_offset=10, high_watermark=9, log_start_offset=0)
     )
-    assert follower.only(do.SendEpochQuery).request_id > lost.request_id
+    assert follower.only(EpochQuery).request_id > lost.request_id
     assert follower.replica.high_watermark == 5
 
 
@@ -72,8 +73,8 @@ def test_follower_does_not_report_a_leader_that_answers() -> None:
 def test_follower_does_not_report_a_leader_that_rejects_its_fetch(leader_epoch: int, reported: bool) -> None:
     follower = idle()
     follower.fire(Deadline.FETCH)
-    rejected = ev.FetchRefused(
-        request_id=follower.only(do.SendFetch).request_id, reason=RefusalReason.NOT_A_REPLICA, leader_epoch=leader_epoch,
+    rejected = FetchRefusal(
+        request_id=follower.only(FetchRequest).request_id, reason=RefusalReason.NOT_A_REPLICA, leader_epoch=leader_epoch,
         log_start_offset=0,
     )  # fmt: skip
     follower.step(rejected)
@@ -98,14 +99,14 @@ def test_follower_outside_the_isr_reports_no_leader() -> None:
 def test_follower_reconciles_again_when_its_leader_has_a_new_epoch() -> None:
     follower = idle()
     follower.told(state(leader_epoch=2, epoch=2))
-    assert follower.has(do.SendEpochQuery)
+    assert follower.has(EpochQuery)
     follower.told(state(leader_epoch=2, epoch=3, isr="ab"))
     assert follower.sent() == [], "another ISR is no reason to begin again"
 
 
 def test_follower_that_gets_an_empty_second_response_does_not_report_its_leader() -> None:
     follower = Stepped("b").follows()
-    request = follower.only(do.SendFetch).request_id
+    request = follower.only(FetchRequest).request_id
     follower.answered([], -1)
     timeout_ns = follower.deadlines[Deadline.LEADER] - follower.now_ns
     follower.now_ns += timeout_ns * 9 // 10
@@ -123,21 +124,19 @@ def following(end: int = 5) -> Stepped:
     follower.opened(end, end - 1, ((1, 0),) if end else ())
     follower.told(state())
     if end:
-        query = follower.only(do.SendEpochQuery)
+        query = follower.only(EpochQuery)
         follower.step(
-            ev.EpochQueryAnswered(
-                request_id=query.request_id, leader_epoch=1, last_offset=end - 1, current_epoch=1, log_start_offset=0
-            )
+            EpochAnswer(request_id=query.request_id, leader_epoch=1, last_offset=end - 1, current_epoch=1, log_start_offset=0)
         )
-    assert follower.has(do.SendFetch)
+    assert follower.has(FetchRequest)
     return follower
 
 
 @each("reason", list(RefusalReason))
 def test_follower_ignores_a_fetch_rejection_of_another_epoch(reason: RefusalReason) -> None:
     follower = following()
-    request = follower.only(do.SendFetch).request_id
-    follower.step(ev.FetchRefused(request_id=request, reason=reason, leader_epoch=7, log_start_offset=100))
+    request = follower.only(FetchRequest).request_id
+    follower.step(FetchRefusal(request_id=request, reason=reason, leader_epoch=7, log_start_offset=100))
     assert not any(isinstance(effect, do.TruncateLog | do.ResetLog) for effect in follower.out)
     assert follower.replica.log.log_end_offset == 5
     waits_on = reason is RefusalReason.UNKNOWN
@@ -146,9 +145,9 @@ def test_follower_ignores_a_fetch_rejection_of_another_epoch(reason: RefusalReas
 
 def test_follower_accepts_the_response_to_a_fetch_after_rejections_of_its_repetitions() -> None:
     follower = following()
-    request = follower.only(do.SendFetch).request_id
+    request = follower.only(FetchRequest).request_id
     for _ in range(3):
-        follower.step(ev.FetchRefused(request_id=request, reason=RefusalReason.UNKNOWN, leader_epoch=1, log_start_offset=0))
+        follower.step(FetchRefusal(request_id=request, reason=RefusalReason.UNKNOWN, leader_epoch=1, log_start_offset=0))
     follower.answered([(5, 5, 1)], 4, request)
     assert follower.only(do.AppendFetched).last_offset == 5
 
@@ -157,8 +156,8 @@ def test_follower_accepts_the_response_to_a_fetch_after_rejections_of_its_repeti
 def test_follower_resets_its_log_only_if_the_leader_log_starts_after_its_end(log_start: int, afresh: bool) -> None:
     follower = following(5)
     follower.step(
-        ev.FetchRefused(
-            request_id=follower.only(do.SendFetch).request_id,
+        FetchRefusal(
+            request_id=follower.only(FetchRequest).request_id,
             reason=RefusalReason.BEFORE_LOG_START,
             leader_epoch=1,
             log_start_offset=log_start,
@@ -171,7 +170,7 @@ def test_follower_resets_its_log_only_if_the_leader_log_starts_after_its_end(log
 def test_follower_ignores_a_notice_of_another_sender_or_leader_epoch(sender: str, epoch: int, heard: bool) -> None:
     follower = following()
     follower.now_ns += 3 * S
-    notice = ev.NoticeReceived(
+    notice = LeaderNotice(
         leader=sender, leader_epoch=epoch, epoch=1, epoch_start_offset=0, high_watermark=4, log_start_offset=0
     )  # fmt: skip
     follower.step(notice)
@@ -181,9 +180,9 @@ def test_follower_ignores_a_notice_of_another_sender_or_leader_epoch(sender: str
 @pytest.mark.parametrize(("offset", "named"), [(0, 5), (4, 5), (5, 5), (7, 7)])
 def test_follower_reports_damage_only_at_an_offset_that_it_lacks(offset: int, named: int) -> None:
     follower = following(5)
-    follower.step(ev.RequestFailed(request_id=follower.only(do.SendFetch).request_id, reason="crc", bad_offset=offset))
+    follower.step(ev.RequestFailed(request_id=follower.only(FetchRequest).request_id, reason="crc", bad_offset=offset))
     follower.fire(ev.Deadline.FETCH)
-    assert follower.only(do.SendFetch).bad_offset == named
+    assert follower.only(FetchRequest).bad_offset == named
 
 
 def test_fetch_assembly_restarts_at_another_leader_epoch_offset_or_after_damage() -> None:
@@ -191,8 +190,16 @@ def test_fetch_assembly_restarts_at_another_leader_epoch_offset_or_after_damage(
 
     def asks(epoch: int, offset: int, bad: int | None = None) -> int:
         return assembly.asks(
-            do.SendFetch(
-                request_id=1, leader="a", offset=offset, offset_epoch=0, leader_epoch=epoch, max_bytes=100, bad_offset=bad
+            FetchRequest(
+                replica="b",
+                offset=offset,
+                leader_epoch=epoch,
+                offset_epoch=0,
+                incarnation=1,
+                request_id=1,
+                max_bytes=100,
+                stream_uid="u1",
+                bad_offset=bad,
             )
         ).position
 
@@ -241,26 +248,26 @@ def test_follower_flushes_its_unflushed_records_before_the_first_fetch() -> None
     node.publish(3, flush=False)
     node.told(state("b", epoch=2, leader_epoch=3))
     node.step(
-        ev.EpochQueryAnswered(
-            request_id=node.only(do.SendEpochQuery).request_id,
+        EpochAnswer(
+            request_id=node.only(EpochQuery).request_id,
             leader_epoch=2,
             last_offset=9,
             current_epoch=3,
             log_start_offset=0,
         )
     )
-    assert not node.has(do.SendFetch)
+    assert not node.has(FetchRequest)
     node.step(ev.LogFlushed(end_offset=3))
-    assert node.only(do.SendFetch).offset == 2
+    assert node.only(FetchRequest).offset == 2
 
 
 def test_follower_after_a_fetch_rejected_as_diverged_sends_an_epoch_query() -> None:
     follower = idle()
     follower.step(ev.NotificationReceived())
     follower.step(
-        ev.FetchRefused(
-            request_id=follower.only(do.SendFetch).request_id, reason=RefusalReason.DIVERGED, leader_epoch=1, log_start_offset=0
+        FetchRefusal(
+            request_id=follower.only(FetchRequest).request_id, reason=RefusalReason.DIVERGED, leader_epoch=1, log_start_offset=0
         )
     )
     follower.fire(Deadline.FETCH)
-    assert follower.has(do.SendEpochQuery)
+    assert follower.has(EpochQuery)

@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 from liftpy.config import ReplicationConfig
+from liftpy.core.publish.backpressure import BLIND_RATE_BYTES, FRESH_NS, LIMIT_BYTES, IngestThrottle, LoadShedding
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.combined_fetches import CombinedFetch, CombinedFetches
-from liftpy.core.replication.inflight_limits import (
-    BLIND_RATE_BYTES,
-    FRESH_NS,
-    LIMIT_BYTES,
-    RECORD_OVERHEAD_BYTES,
-    Gate,
-    InflightLimits,
-    LoadShedding,
-    NodeInflight,
-    size_in_memory,
-)
+from liftpy.core.replication.inflight_limits import RECORD_OVERHEAD_BYTES, InflightLimits, NodeInflight, size_in_memory
 from liftpy.core.replication.isr import FollowerProgress, wanted_isr
-from tests.unit.replication.stepping import KEY, S, Stepped, state
+from tests.unit.replication.stepping import KEY, S, Stepped, leader_context, state
 
 KIB = 1024
 MIB = 1024 * 1024
@@ -150,7 +141,7 @@ def test_queued_publishes_with_reply_are_rejected_when_the_isr_shrinks_below_min
 
 def test_queued_publishes_are_dropped_when_the_leadership_ends() -> None:
     leader = Stepped("a", SMALL).leads()
-    node = leader.replica._shared.intake
+    node = leader.replica._shared.node.inflight
     leader.fetch("b", -1)
     leader.fetch("c", -1)
     for _ in range(4):
@@ -165,9 +156,9 @@ def test_inflight_limits_of_a_node_at_its_limit_allow_one_batch_per_partition() 
     node = NodeInflight()
     busy, quiet = InflightLimits(node, SMALL), InflightLimits(node, SMALL)
     others = [InflightLimits(node, SMALL) for _ in range(5)]
-    for number, intake in enumerate(others):
-        assert intake.may_append()
-        intake.appended(number, BATCH_BYTES)
+    for number, inflight in enumerate(others):
+        assert inflight.may_append()
+        inflight.appended(number, BATCH_BYTES)
     assert busy.may_append()
     busy.appended(0, BATCH_BYTES)
     assert node.unreplicated_bytes > SMALL.node_unreplicated_bytes
@@ -186,20 +177,8 @@ def progress(position: int, *, caught_up_ago_s: float, progressed_ago_s: float, 
 
 
 def wanted(followers: dict[str, FollowerProgress], now_ns: int, *, isr: str = "abc", min_isr: int = 2) -> str:
-    found = wanted_isr(
-        "a",
-        frozenset(isr),
-        followers,
-        {"a": 1, "b": 1, "c": 1},
-        high_watermark=5,
-        epoch_start_offset=0,
-        log_end_offset=1000,
-        now_ns=now_ns,
-        max_lag_ns=5 * S,
-        max_lag_records=0,
-        min_isr=min_isr,
-    )
-    return "".join(sorted(found))
+    shared = leader_context(state(isr=isr, min_isr=min_isr), {"a": 1, "b": 1, "c": 1}, end=1000, hw=5)
+    return "".join(sorted(wanted_isr(shared, followers, 0, frozenset(), now_ns)))
 
 
 def test_follower_that_makes_progress_stays_in_the_isr_despite_its_lag() -> None:
@@ -226,9 +205,9 @@ def test_follower_lag_time_is_the_age_of_the_leaders_log_end_that_it_reached() -
     assert follower.progressed_ns == 10 * S
 
 
-def full(node: NodeInflight) -> Gate:
+def full(node: NodeInflight) -> IngestThrottle:
     node.full_count = 1
-    return Gate(node)
+    return IngestThrottle(node)
 
 
 def test_ingest_gate_stays_closed_while_full_partitions_make_progress() -> None:
@@ -282,12 +261,12 @@ def test_inflight_limits_count_a_partition_as_full_from_three_quarters_of_its_li
     one, other = InflightLimits(node, SMALL), InflightLimits(node, SMALL)
     counts = []
     order = (one, one, one, other, one, other, other)
-    for intake in order:
-        assert intake.hold(held(250), 0)
+    for inflight in order:
+        assert inflight.hold(held(250), 0)
         counts.append(node.full_count)
     assert counts == [0, 0, 1, 1, 1, 1, 2], "three quarters of what it may hold"
-    for intake in order:
-        assert intake.next().size_bytes == held(250).size_bytes
+    for inflight in order:
+        assert inflight.next().size_bytes == held(250).size_bytes
         counts.append(node.full_count)
     assert counts[7:] == [2, 1, 1, 0, 0, 0, 0]
     assert (node.held_bytes, node.released_bytes) == (0, 7 * 250)
@@ -320,22 +299,26 @@ def publishes(count: int, size: int, *, plain: bool = True) -> ev.PublishesRecei
 def test_inflight_limits_return_to_zero_after_all_bytes_are_replicated() -> None:
     config = ReplicationConfig(ingest_queue_bytes=1 << 20, ingest_buffer_bytes=1 << 22)
     node = NodeInflight()
-    intakes = [InflightLimits(node, config) for _ in range(2)]
+    all_inflight = [InflightLimits(node, config) for _ in range(2)]
     event = publishes(3, 1000)
     assert size_in_memory(event) == 1000 + 3 * RECORD_OVERHEAD_BYTES
-    for intake in intakes:
-        assert intake.hold(event, 0)
-        intake.appended(4, 100)
-        intake.appended(9, 200)
+    for inflight in all_inflight:
+        assert inflight.hold(event, 0)
+        inflight.appended(4, 100)
+        inflight.appended(9, 200)
     assert (node.held_bytes, node.unreplicated_bytes) == (2 * size_in_memory(event), 600)
-    intakes[0].committed(3)
-    assert intakes[0].uncommitted_bytes == 300
-    intakes[0].committed(4)
-    assert (intakes[0].uncommitted_bytes, node.unreplicated_bytes) == (200, 500)
-    assert intakes[0].next() is event
-    assert (node.held_bytes, node.released_bytes, intakes[0].held_bytes) == (size_in_memory(event), size_in_memory(event), 0)
-    for intake in intakes:
-        list(intake.close())
+    all_inflight[0].committed(3)
+    assert all_inflight[0].uncommitted_bytes == 300
+    all_inflight[0].committed(4)
+    assert (all_inflight[0].uncommitted_bytes, node.unreplicated_bytes) == (200, 500)
+    assert all_inflight[0].next() is event
+    assert (node.held_bytes, node.released_bytes, all_inflight[0].held_bytes) == (
+        size_in_memory(event),
+        size_in_memory(event),
+        0,
+    )
+    for inflight in all_inflight:
+        list(inflight.close())
     assert (node.held_bytes, node.unreplicated_bytes, node.full_count) == (0, 0, 0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.partition import PartitionMetadata, PartitionState, PartitionStatus
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
-from liftpy.core.replication.events import Deadline, RefusalReason
-from liftpy.core.replication.isr import new_high_watermark
+from liftpy.core.replication.events import Deadline
+from liftpy.core.replication.isr import IsrChange, new_high_watermark, quorum_high_watermark
+from liftpy.core.replication.messages import EpochAnswer, EpochQuery, FetchRefusal, FetchRequest, LeaderNotice, RefusalReason
 from liftpy.core.replication.replica import ReplicaSnapshot
 from tests.each import each
 from tests.unit.replication.stepping import KEY, S, Stepped, state
@@ -40,7 +42,7 @@ def test_invalid_fetch_is_rejected_and_changes_no_follower_position(other: dict,
     leader.fetch("c", 4)
     leader.fetch("b", 1)
     leader.fetch(**{"replica": "b", "offset": 4, **other})
-    assert leader.only(do.SendFetchRefusal).reason is reason
+    assert leader.only(FetchRefusal).reason is reason
     assert leader.replica.high_watermark == 1
 
 
@@ -51,10 +53,14 @@ def test_fetch_behind_the_log_start_is_rejected_with_the_log_start() -> None:
     leader.told(state(leader_epoch=2))
     for offset, offset_epoch, refused in ((4, 1, True), (9, 1, True), (9, 0, False), (8, 0, True), (12, 1, False)):
         leader.fetch("b", offset, offset_epoch)
-        assert leader.has(do.SendFetchRefusal) is refused, offset
+        assert leader.has(FetchRefusal) is refused, offset
     leader.fetch("b", 4, 1)
-    assert leader.only(do.SendFetchRefusal) == do.SendFetchRefusal(
-        token=leader.tokens, reason=RefusalReason.BEFORE_LOG_START, leader_epoch=2, log_start_offset=10
+    assert leader.only(FetchRefusal) == FetchRefusal(
+        token=leader.tokens,
+        request_id=leader.tokens,
+        reason=RefusalReason.BEFORE_LOG_START,
+        leader_epoch=2,
+        log_start_offset=10,
     )
 
 
@@ -62,24 +68,24 @@ def test_epoch_query_of_another_leader_epoch_is_rejected() -> None:
     leader = Stepped("a").leads(end=5, hw=3)
     leader.publish(2)
     for asked, epoch, last in ((1, 1, 4), (2, 2, 6), (9, 2, 6), (0, 0, -1)):
-        leader.step(ev.EpochQueryReceived(token=1, replica="b", requested_epoch=asked, current_epoch=2, stream_uid=KEY.uid))
-        assert leader.only(do.SendEpochAnswer) == do.SendEpochAnswer(
-            token=1, leader_epoch=epoch, last_offset=last, current_epoch=2, log_start_offset=0
+        leader.step(EpochQuery(token=1, replica="b", request_id=7, requested_epoch=asked, current_epoch=2, stream_uid=KEY.uid))
+        assert leader.only(EpochAnswer) == EpochAnswer(
+            token=1, request_id=7, leader_epoch=epoch, last_offset=last, current_epoch=2, log_start_offset=0
         )
-    leader.step(ev.EpochQueryReceived(token=1, replica="b", requested_epoch=1, current_epoch=1, stream_uid=KEY.uid))
-    assert leader.only(do.SendFetchRefusal).reason is RefusalReason.STALE_EPOCH
+    leader.step(EpochQuery(token=1, replica="b", request_id=7, requested_epoch=1, current_epoch=1, stream_uid=KEY.uid))
+    assert leader.only(FetchRefusal).reason is RefusalReason.STALE_EPOCH
 
 
 def test_leader_with_an_empty_log_or_epoch_answers_epoch_queries_with_the_end_offset() -> None:
     empty = Stepped("a").leads()
-    empty.step(ev.EpochQueryReceived(token=1, replica="b", requested_epoch=1, current_epoch=2, stream_uid=KEY.uid))
-    assert empty.only(do.SendEpochAnswer) == do.SendEpochAnswer(
-        token=1, leader_epoch=0, last_offset=-1, current_epoch=2, log_start_offset=0
+    empty.step(EpochQuery(token=1, replica="b", request_id=7, requested_epoch=1, current_epoch=2, stream_uid=KEY.uid))
+    assert empty.only(EpochAnswer) == EpochAnswer(
+        token=1, request_id=7, leader_epoch=0, last_offset=-1, current_epoch=2, log_start_offset=0
     )
     empty_epoch = Stepped("a").leads(end=5)
-    empty_epoch.step(ev.EpochQueryReceived(token=1, replica="b", requested_epoch=2, current_epoch=2, stream_uid=KEY.uid))
-    assert empty_epoch.only(do.SendEpochAnswer) == do.SendEpochAnswer(
-        token=1, leader_epoch=1, last_offset=4, current_epoch=2, log_start_offset=0
+    empty_epoch.step(EpochQuery(token=1, replica="b", request_id=7, requested_epoch=2, current_epoch=2, stream_uid=KEY.uid))
+    assert empty_epoch.only(EpochAnswer) == EpochAnswer(
+        token=1, request_id=7, leader_epoch=1, last_offset=4, current_epoch=2, log_start_offset=0
     )
 
 
@@ -240,7 +246,7 @@ def test_fetch_beyond_the_log_end_commits_no_record_and_the_next_fetch_is_accept
     leader.publish(3)
     for replica in ("b", "c"):
         leader.fetch(replica, 2, request_id=forged)
-        assert leader.only(do.SendFetchRefusal).reason is RefusalReason.UNKNOWN
+        assert leader.only(FetchRefusal).reason is RefusalReason.UNKNOWN
     assert leader.replica.high_watermark == -1
     leader.now_ns += S
     leader.fetch("b", 2, request_id=BASE + S)
@@ -268,11 +274,11 @@ def test_forged_first_fetch_blocks_the_real_follower_for_less_than_ten_seconds()
 
 def test_follower_request_ids_grow_at_least_with_its_clock() -> None:
     follower = Stepped("b").follows(state(leader="a"))
-    fetch = follower.only(do.SendFetch).request_id
+    fetch = follower.only(FetchRequest).request_id
     follower.now_ns += 100 * S
     follower.step(ev.RequestFailed(request_id=fetch, reason="unreadable"))
     follower.fire(Deadline.FETCH)
-    assert 100 * S <= follower.only(do.SendFetch).request_id - fetch < 200 * S
+    assert 100 * S <= follower.only(FetchRequest).request_id - fetch < 200 * S
 
 
 def test_duplicate_of_an_uncommitted_record_is_acked_at_the_commit_of_that_record() -> None:
@@ -326,7 +332,7 @@ def leader(end: int = 5, hw: int = 2, *, start: int = 1, partition: PartitionMet
     stepped = Stepped("a", ReplicationConfig(**config)).opened(end, hw, ((2, start),), start)
     stepped.heard()
     stepped.told(partition or state(epoch=9, leader_epoch=4))
-    notices = [effect for effect in stepped.out if isinstance(effect, do.SendNotice)]
+    notices = [effect for effect in stepped.out if isinstance(effect, LeaderNotice)]
     stepped.step(ev.ReplayFinished(end_offset=end))
     stepped.out = [*notices, *stepped.out]
     return stepped
@@ -339,12 +345,12 @@ def test_new_leader_notice_is_repeated_to_followers_that_have_not_fetched() -> N
     stepped.told(state(epoch=10, leader_epoch=4), {"a": 1, "b": 1, "c": 1})
     before_ns = stepped.now_ns
     stepped.fire(ev.Deadline.NOTICE)
-    assert stepped.only(do.SendNotice).replicas == ("c",)
-    assert stepped.only(do.SendNotice).epoch == 10
+    assert stepped.only(LeaderNotice).replicas == ("c",)
+    assert stepped.only(LeaderNotice).epoch == 10
     assert stepped.now_ns - before_ns <= S
     stepped.told(state(epoch=11, leader_epoch=4), {"a": 1, "b": 1})
     stepped.fire(ev.Deadline.NOTICE)
-    assert not stepped.has(do.SendNotice)
+    assert not stepped.has(LeaderNotice)
     with pytest.raises(KeyError):
         stepped.fire(ev.Deadline.NOTICE)
 
@@ -357,7 +363,7 @@ def test_leader_sends_a_higher_high_watermark_to_each_idle_follower_once() -> No
     assert stepped.replica.high_watermark == 4
     stepped.fire(ev.Deadline.NOTICE)
     assert stepped.only(do.SendHighWatermark) == do.SendHighWatermark(replica="b", leader_epoch=4)
-    assert not stepped.has(do.SendNotice), "the answer to c's own fetch had it"
+    assert not stepped.has(LeaderNotice), "the answer to c's own fetch had it"
     stepped.publish()
     stepped.fetch("b", 5, 4, awaits_more=True)
     assert stepped.replica.high_watermark == 4
@@ -371,7 +377,9 @@ def test_leader_sends_a_higher_high_watermark_to_each_idle_follower_once() -> No
     stepped.fire(ev.Deadline.NOTICE)
     assert [e for e in stepped.out if not isinstance(e, do.SetDeadline)] == [
         do.SendHighWatermark(replica="b", leader_epoch=4),
-        do.SendNotice(replicas=("c",), leader_epoch=4, epoch=9, epoch_start_offset=5, high_watermark=6, log_start_offset=1),
+        LeaderNotice(
+            replicas=("c",), leader="a", leader_epoch=4, epoch=9, epoch_start_offset=5, high_watermark=6, log_start_offset=1
+        ),
     ]
 
 
@@ -406,21 +414,26 @@ def test_leader_sends_the_high_watermark_with_the_next_records_or_shortly_after(
         ({"a": 9, "b": 7, "c": 5}, {}, 7),
         ({"a": 9, "b": 5, "c": 5}, {}, 3),  # nothing of this epoch is held by a majority
         ({"a": 9, "b": 6, "c": 2}, {}, 6),
-        ({"a": 9, "b": 6, "c": 2}, {"isr": ("a",)}, 3),
+        ({"a": 9, "b": 6, "c": 2}, {"isr_count": 1}, 3),
         ({"a": 5, "b": 5, "c": 5}, {"may_lead": ("a", "b", "c")}, 5),  # everyone who may be elected has all of it
         ({"a": 5, "b": 5, "c": 4}, {"may_lead": ("a", "b", "c")}, 4),
-        ({"a": 5, "b": 5, "c": 4}, {"may_lead": ("a", "b"), "maximal_isr": ("a", "b")}, 5),
-        ({"a": 5, "b": 5, "c": 4}, {"may_lead": ("a", "b"), "maximal_isr": ("a", "b", "c")}, 4),  # c may have become one
+        ({"a": 5, "b": 5, "c": 4}, {"may_lead": ("a", "b")}, 5),
     ],
 )
 def test_quorum_high_watermark_is_the_highest_offset_on_a_majority_of_known_positions(
-    positions: dict[str, int | None], changes: dict[str, tuple[str, ...]], wanted: int
+    positions: dict[str, int | None], changes: dict[str, Any], wanted: int
 ) -> None:
-    known: dict[str, Any] = {"replicas": ("a", "b", "c"), "isr": ("a", "b", "c"), "maximal_isr": ("a", "b", "c")}
-    found = new_high_watermark(
-        CommitPolicy.QUORUM, positions, min_isr=2, epoch_start_offset=6, high_watermark=3, **{**known, **changes}
-    )
-    assert found == wanted
+    known: dict[str, Any] = {"replicas": ("a", "b", "c"), "isr_count": 3, "min_isr": 2}
+    assert quorum_high_watermark(positions, epoch_start_offset=6, high_watermark=3, **{**known, **changes}) == wanted
+
+
+@each(("joins", "wanted"), [(False, 5), (True, 4)])
+def test_quorum_high_watermark_counts_a_member_whose_isr_change_has_no_outcome(joins: bool, wanted: int) -> None:
+    metadata, change = state(isr="ab", policy=CommitPolicy.QUORUM), IsrChange()
+    metadata = replace(metadata, state=replace(metadata.state, incomplete=("c",)))
+    if joins:
+        change.record_attempt(frozenset("abc"))
+    assert new_high_watermark(metadata, change, {"a": 5, "b": 5, "c": 4}, 6, 3) == wanted
 
 
 @pytest.mark.parametrize(("isr", "high_watermark"), [("ab", 5), ("a", 2)])

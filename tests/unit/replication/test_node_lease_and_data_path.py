@@ -13,6 +13,7 @@ from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.lease import INGEST, INGEST_GRACE_NS, REPLICATION, DataPath, Lease
 from liftpy.core.replication.replica import Replica
+from liftpy.core.replication.role import NodeContext
 from tests.long import examples
 from tests.unit.replication.stepping import Stepped, state
 
@@ -163,7 +164,7 @@ def test_leader_acks_only_with_its_lease_and_sends_all_acks_when_it_has_one_in_a
 
 def test_metadata_change_of_one_replica_does_not_hold_the_lease_of_another_replica_of_the_node() -> None:
     lease = Lease(LEASE_NS)
-    one, other = (Replica("a", 1, ReplicationConfig(), lease=lease) for _ in range(2))
+    one, other = (Replica(NodeContext("a", 1, ReplicationConfig(), lease)) for _ in range(2))
     now_ns = 10 * LEASE_NS
     lease.extend(now_ns, 0, now_ns)
     one.announce_change(now_ns)

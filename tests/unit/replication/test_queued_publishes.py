@@ -10,7 +10,8 @@ from liftpy.config import StreamConfig
 from liftpy.core.base.partition import PartitionMetadata, Pause
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
-from liftpy.core.replication.role import all_have_lost_it, standby_successor_of
+from liftpy.core.replication.lease import missed_by_all_nodes
+from liftpy.core.replication.replica import standby_successor_of
 from tests.each import each
 from tests.unit.replication.stepping import S, Stepped, state
 
@@ -132,7 +133,7 @@ def test_leader_that_missed_publishes_chooses_the_isr_member_that_fetched_last(
 def test_missed_publishes_count_as_missed_by_all_replicas_only_if_the_only_nats_server_restarted(
     known: int, before: str, after: str, all_have: bool
 ) -> None:
-    assert all_have_lost_it(known, before, after) is all_have
+    assert missed_by_all_nodes(known, before, after) is all_have
 
 
 def test_leader_that_missed_publishes_chooses_a_successor_only_with_failover_standby() -> None:

@@ -13,7 +13,10 @@ from liftpy.core.replication import events as ev
 from liftpy.core.replication.catchup_throttle import CatchupThrottle, backlog_part, pace_of
 from liftpy.core.replication.isr import FollowerProgress, IsrChange
 from liftpy.core.replication.leader import heir, majority_holds, next_to_go
+from liftpy.core.replication.lease import Lease
+from liftpy.core.replication.messages import FetchRequest
 from liftpy.core.replication.replica import Replica
+from liftpy.core.replication.role import NodeContext
 from tests.each import each
 from tests.unit.replication.stepping import S, Stepped, state
 
@@ -143,13 +146,13 @@ class Learner(Stepped):
 
     def __init__(self, config: ReplicationConfig) -> None:
         super().__init__("d")
-        self.replica = Replica("d", 1, config, seed=7, copy_limit=pace_of(config))
+        self.replica = Replica(NodeContext("d", 1, config, Lease(S), copy_limit=pace_of(config)), seed=7)
         held = state()
         moved = replace(held.state, target=("a", "b", "d"), joining="d", copy_epoch=1)
         self.follows(replace(held, state=moved))
 
     def copies(self, base: int, last: int, hw: int, *, size_bytes: int, took_ms: int = 0) -> None:
-        request_id = self.only(do.SendFetch).request_id
+        request_id = self.only(FetchRequest).request_id
         span = ev.BatchSpan(base_offset=base, last_offset=last, leader_epoch=1)
         self.step(
             ev.FetchAnswered(
@@ -163,7 +166,7 @@ class Learner(Stepped):
 def test_learner_that_is_behind_waits_for_the_catchup_throttle_before_its_next_fetch() -> None:
     config = ReplicationConfig(copy_bytes_per_s=10_000_000, copy_duty_cycle=0.1, copy_fetch_bytes=50_000)
     learner = Learner(config)
-    assert learner.only(do.SendFetch).max_bytes == 50_000
+    assert learner.only(FetchRequest).max_bytes == 50_000
     learner.copies(0, 9, 99, size_bytes=100_000, took_ms=2)
     assert learner.replica.phase == "FOLLOWER_PACED"
     assert learner.only(do.SetDeadline).at_ns == 100 * S + 20 * MS, "ten times what it took"
@@ -171,15 +174,15 @@ def test_learner_that_is_behind_waits_for_the_catchup_throttle_before_its_next_f
     learner.copies(10, 19, 104, size_bytes=100_000)
     assert learner.only(do.SetDeadline).at_ns == 100 * S + 25 * MS, "half of it was growth, and it took no time"
     learner.fire(ev.Deadline.FETCH)
-    assert learner.only(do.SendFetch).max_bytes == 100_000, "a piece, and what came on top"
+    assert learner.only(FetchRequest).max_bytes == 100_000, "a piece, and what came on top"
     learner.copies(20, 104, 104, size_bytes=100_000)
-    assert learner.has(do.SendFetch)
+    assert learner.has(FetchRequest)
 
 
 def test_learner_replica_that_stops_releases_its_reserved_time_of_the_catchup_throttle() -> None:
     config = ReplicationConfig(copy_bytes_per_s=1_000_000)
     learner = Learner(config)
-    pace = learner.replica._shared.copy_limit
+    pace = learner.replica._shared.node.copy_limit
     learner.copies(0, 9, 99, size_bytes=100_000)
     assert pace.turn(learner.now_ns)[0] == learner.now_ns + 200 * MS
     pace.release(100 * MS)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from liftpy.config import ReplicationConfig
-from liftpy.core.replication import effects as do
+from liftpy.config import CommitPolicy, ReplicationConfig
 from liftpy.core.replication import events as ev
 from liftpy.core.replication import isr as lag
 from liftpy.core.replication.isr import FollowerProgress, SlowFlushes, successor, to_keep_out
+from liftpy.core.replication.messages import FetchRequest
 from liftpy.errors import ConfigError
 from tests.each import each
-from tests.unit.replication.stepping import S, Stepped
+from tests.unit.replication.stepping import S, Stepped, leader_context, state
 
 MS = 1_000_000
 FAST, SLOW, VERY_SLOW = 4 * MS, 1500 * MS, 6 * S
@@ -150,10 +150,10 @@ def test_slow_leader_transfers_only_to_a_live_caught_up_follower_with_min_isr_fa
 # ---- in the leader's role ------------------------------------------------------------------------------------------------
 def test_follower_fetch_contains_its_last_flush_time() -> None:
     follower = Stepped("b").follows()
-    assert follower.only(do.SendFetch).flush_ns == 0
+    assert follower.only(FetchRequest).flush_ns == 0
     follower.answered([(0, 2, 1)], -1)
     follower.step(ev.LogFlushed(end_offset=3, took_ns=SLOW))
-    assert follower.only(do.SendFetch).flush_ns == SLOW
+    assert follower.only(FetchRequest).flush_ns == SLOW
 
 
 @each(
@@ -173,9 +173,6 @@ def test_proposed_isr_excludes_slow_disks_unless_too_few_members_remain(
     isr: str, slow: str, min_isr: int, by_quorum: bool, wanted: str
 ) -> None:
     followers = {r: FollowerProgress(caught_up_ns=S, incarnation=1, live=True, position=9, was_caught_up=True) for r in "bc"}
-    found = lag.wanted_isr(
-        "a", frozenset(isr), followers, dict.fromkeys("abc", 1), high_watermark=9, epoch_start_offset=0, log_end_offset=10,
-        now_ns=S, max_lag_ns=5 * S, max_lag_records=0, by_quorum=by_quorum, replica_count=3, min_isr=min_isr,
-        slow_disks=frozenset(slow),
-    )  # fmt: skip
-    assert found == frozenset(wanted)
+    policy = CommitPolicy.QUORUM if by_quorum else CommitPolicy.ISR
+    shared = leader_context(state(isr=isr, min_isr=min_isr, policy=policy), dict.fromkeys("abc", 1), end=10, hw=9)
+    assert lag.wanted_isr(shared, followers, 0, frozenset(slow), S) == frozenset(wanted)

@@ -149,7 +149,7 @@ def a_reporter(workers: list[Any], streams: tuple[str, ...] = (), **more: Any) -
         "scrub": lambda: {"checked_bytes": 64, "findings": 65, "last_full_pass_s": time.time() - 66},
         "descriptors": lambda: {"open": 67, "limit": 68, "maps": 69, "partition_budget": 70}, "coordinators": list,
         "group_lags": lambda: {"billing": GroupLag(75, 7.5, 2), OTHERS: GroupLag(76, 0.5, 3)},
-        "named_counters": lambda: counters, "cluster_watch": ControllerMetrics(), "intake": NodeInflight(71, 72),
+        "named_counters": lambda: counters, "cluster_watch": ControllerMetrics(), "inflight": NodeInflight(71, 72),
         "read_budget": ReadBudget(1, 73),
         "room": a_room(), "uptime_s": 9.0,
         **more,

@@ -137,7 +137,7 @@ async def test_connection_after_a_server_restart_resubscribes_and_sends_buffered
     back: list[bool] = []
     bus.listen("r.x", lambda s, r, payload, h: got.append(payload))
     bus.on_change(lambda is_up: back.append(True) if is_up else None)
-    assert bus.all_have_lost_it is False
+    assert bus.missed_by_all_nodes is False
     server.kill()
     await until(lambda: not bus.is_connected, "the loss is noticed")
     assert not bus.send("r.x", [b"replication is dropped"])
@@ -145,7 +145,7 @@ async def test_connection_after_a_server_restart_resubscribes_and_sends_buffered
     bus.send_lines([b"PUB r.x  13\r\nacks are kept\r\n"])
     server.resume()
     await until(lambda: bool(back), "the reconnect")
-    assert bus.all_have_lost_it, "the only server has restarted"
+    assert bus.missed_by_all_nodes, "the only server has restarted"
     await until(lambda: b"acks are kept" in got, "what was kept")
     bus.send("r.late", [b"after"])
     await until(lambda: b"after" in got, "a subscription made while disconnected")

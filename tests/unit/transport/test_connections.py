@@ -191,7 +191,7 @@ async def test_ingest_connection_parses_bytes_read_before_its_loss(fake: tuple[F
 async def test_ingest_connection_with_a_full_buffer_leaves_messages_in_the_server(
     fake: tuple[FakeServer, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("liftpy.core.replication.inflight_limits._BLIND_NS", 1 << 60)
+    monkeypatch.setattr("liftpy.core.publish.backpressure._BLIND_NS", 1 << 60)
     server, url = fake
     node = NodeInflight(full_count=1)
     bus = await inflow(url, node, buffer_bytes=100_000)

@@ -199,8 +199,8 @@ async def test_ingest_connection_in_overload_drops_and_counts_messages_without_a
 ) -> None:
     """The buffer is full and nothing is taken: the server is never made to cut. Its bound is so far above what it may hold that this
     process can be without a turn for a while; 77 MB are published."""
-    monkeypatch.setattr("liftpy.core.replication.inflight_limits._PATIENCE_NS", 1 << 60)
-    monkeypatch.setattr("liftpy.core.replication.inflight_limits._STUCK_NS", 1 << 60)
+    monkeypatch.setattr("liftpy.core.publish.backpressure._PATIENCE_NS", 1 << 60)
+    monkeypatch.setattr("liftpy.core.publish.backpressure._STUCK_NS", 1 << 60)
     with NatsServer(config=f"max_pending: {14 * MAX_PENDING}") as server:
         asks = await open_bus(NodeSettings("n1", Path("unused"), nats=(server.url,)), lambda: BusConnection("reads"))
         taker = IngestRecorder()
@@ -226,9 +226,9 @@ async def test_ingest_connection_while_partitions_are_full_fills_its_buffer_befo
     asks: BusConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server holds nothing. But it closes a connection from which nothing is read for 10 s."""
-    limits = {"_SHED_PATIENCE_NS": 0, "_LEAST_RATE_BYTES": 4 * MIB, "_PATIENCE_NS": 1 << 60, "_STUCK_NS": 1 << 60}
+    limits = {"_SHED_PATIENCE_NS": 0, "_LEAST_READ_RATE_BYTES": 4 * MIB, "_PATIENCE_NS": 1 << 60, "_STUCK_NS": 1 << 60}
     for name, value in limits.items():
-        monkeypatch.setattr(f"liftpy.core.replication.inflight_limits.{name}", value)
+        monkeypatch.setattr(f"liftpy.core.publish.backpressure.{name}", value)
     monkeypatch.setattr("sidecar.transport.ingest_connection._BURST_NS", 1 << 60)
     fake, taker = FakeServer(), IngestRecorder()
     await taker.connect(await fake.start(), asks, 8 * MIB)
@@ -263,10 +263,10 @@ async def test_ingest_connection_requests_statistics_of_its_server_when_a_quarte
 async def test_ingest_connection_closed_as_slow_consumer_counts_the_lost_messages(
     server: NatsServer, asks: BusConnection, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("liftpy.core.replication.inflight_limits.LoadShedding.due_bytes", lambda *_: 0)
-    monkeypatch.setattr("liftpy.core.replication.inflight_limits.LoadShedding.can_stop_reading", lambda *_: True)
-    monkeypatch.setattr("liftpy.core.replication.inflight_limits._PATIENCE_NS", 1 << 60)
-    monkeypatch.setattr("liftpy.core.replication.inflight_limits._STUCK_NS", 1 << 60)
+    monkeypatch.setattr("liftpy.core.publish.backpressure.LoadShedding.due_bytes", lambda *_: 0)
+    monkeypatch.setattr("liftpy.core.publish.backpressure.LoadShedding.can_stop_reading", lambda *_: True)
+    monkeypatch.setattr("liftpy.core.publish.backpressure._PATIENCE_NS", 1 << 60)
+    monkeypatch.setattr("liftpy.core.publish.backpressure._STUCK_NS", 1 << 60)
     taker = IngestRecorder()
     await taker.open(server, asks, 64 * 1024)
     taker.node.full_count = 1

@@ -12,6 +12,7 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.worker_assignment import WHOLE, WorkerShare, share_of
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
+from liftpy.core.replication.messages import LeaderNotice
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import replication_pb2 as pb
 from liftpy.core.wire._pb import service_pb2
@@ -51,7 +52,7 @@ class Node:
             serves=self._testify,
             services_of=lambda stream, partition: SimpleNamespace(record_states=self.asked.append),
         )
-        self.notifications = Notifications(self.bus, Subjects(), "n1")
+        self.notifications = Notifications(self.bus, Subjects())
         NotifyHandler(
             self.bus,
             Subjects().notify("n1"),
@@ -115,16 +116,20 @@ def test_leader_notice_without_reply_is_delivered_to_its_replica(node: Node) -> 
     leader = Node()
     leader.notifications.send_notice(
         KEY,
-        do.SendNotice(
-            leader_epoch=4, epoch=9, epoch_start_offset=17, high_watermark=30, log_start_offset=2, replicas=("n1", "n3")
+        LeaderNotice(
+            leader="n1",
+            leader_epoch=4,
+            epoch=9,
+            epoch_start_offset=17,
+            high_watermark=30,
+            log_start_offset=2,
+            replicas=("n1", "n3"),
         ),
     )
     sent = leader.sent()
     assert [subject for subject, _ in sent] == ["liftpy.notify.n1", "liftpy.notify.n3"]
     node.hears(sent[0][1], b"")
-    event = ev.NoticeReceived(
-        leader="n1", leader_epoch=4, epoch=9, epoch_start_offset=17, high_watermark=30, log_start_offset=2
-    )
+    event = LeaderNotice(leader="n1", leader_epoch=4, epoch=9, epoch_start_offset=17, high_watermark=30, log_start_offset=2)
     assert (node.delivered, node.asked, node.counters) == ([("orders", 2, "uid-1", event)], [], {})
 
 

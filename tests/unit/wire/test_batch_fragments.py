@@ -12,8 +12,8 @@ from liftpy.config import StreamConfig
 from liftpy.core.log.log import Log
 from liftpy.core.log.range_reads import read_portion
 from liftpy.core.log.storage import MemoryStorage
-from liftpy.core.replication.effects import SendFetch
 from liftpy.core.replication.follower import FetchAssembly
+from liftpy.core.replication.messages import FetchRequest
 from liftpy.core.wire.batch import MAX_BATCH_BYTES, build_batch, parse_batch, parse_header
 from liftpy.core.wire.chunking import NOTHING, Assembly, PartialBatch, Piece
 from liftpy.errors import CorruptionError, ProtocolError
@@ -116,14 +116,16 @@ def test_fragment_read_returns_no_batch_beyond_the_readable_end() -> None:
 
 
 def test_follower_restarts_a_fragmented_batch_after_damage_or_at_another_epoch_or_offset() -> None:
-    def fetch(request_id: int, offset: int, epoch: int, bad_offset: int | None = None) -> SendFetch:
-        return SendFetch(
-            request_id=request_id,
-            leader="n1",
+    def fetch(request_id: int, offset: int, epoch: int, bad_offset: int | None = None) -> FetchRequest:
+        return FetchRequest(
+            replica="n2",
             offset=offset,
-            offset_epoch=1,
             leader_epoch=epoch,
+            offset_epoch=1,
+            incarnation=1,
+            request_id=request_id,
             max_bytes=1 << 20,
+            stream_uid="u1",
             bad_offset=bad_offset,
         )
 

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from liftpy.core.base.ids import check_data_subject, check_publisher_subject
-from liftpy.core.metadata.controller.admission import RequestAcl, refusal
+from liftpy.core.metadata.controller.admission import RequestSubject, refusal
 from liftpy.core.wire import subjects as built
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.permissions import USES, AccessRole, Scope, as_nsc, partition_subjects, rights_of
@@ -73,7 +73,7 @@ def test_subjects_are_built_only_by_the_subjects_class() -> None:
                 found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {node.value}")
             if isinstance(node, ast.JoinedStr):
                 text = ast.unparse(node)
-                if re.search(r"namespace\}\.(?!\{acl|>|,| )", text):
+                if re.search(r"namespace\}\.(?!\{subject_kind|>|,| )", text):
                     found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {text}")
     fake = [line for line in found if "fake_node" in line]
     assert len(fake) <= 2, "the wildcard subscriptions of a node for tests"
@@ -147,10 +147,10 @@ def test_role_may_publish_on_a_subject_of_another_role_only_if_a_token_is_a_rese
 @pytest.mark.parametrize("word", sorted(PARTITION_TOKENS))
 def test_principal_or_node_name_that_is_a_protocol_word_is_rejected(word: str) -> None:
     for request in (pb.ControlRequest(deleteStream=pb.DeleteStream(name="s")), pb.ControlRequest(describeStream={"name": "s"})):
-        assert refusal(RequestAcl.ADMIN, word, request)
-        assert refusal(RequestAcl.ADMIN, "alice", request) == ""
-    assert refusal(RequestAcl.NODE, word, pb.ControlRequest(registerNode=pb.RegisterNode(nodeId=word)))
-    assert refusal(RequestAcl.NODE, "n1", pb.ControlRequest(registerNode=pb.RegisterNode(nodeId="n1"))) == ""
+        assert refusal(RequestSubject.ADMIN, word, request)
+        assert refusal(RequestSubject.ADMIN, "alice", request) == ""
+    assert refusal(RequestSubject.NODE, word, pb.ControlRequest(registerNode=pb.RegisterNode(nodeId=word)))
+    assert refusal(RequestSubject.NODE, "n1", pb.ControlRequest(registerNode=pb.RegisterNode(nodeId="n1"))) == ""
     with pytest.raises(ConfigError, match=f"node '{word}' is a word of the protocol's own subjects: choose another"):
         check_node_or_principal(word, "node")
 

@@ -89,7 +89,7 @@ def first_rejection(checks: tuple[Check[T], ...], facts: T) -> Rejection | None:
     return None
 
 
-class RequestAcl(Enum):
+class RequestSubject(Enum):
     """Kind of subject on which controllers receive requests: the subject without the namespace and the name of the sender."""
 
     INFO = "info"
@@ -97,9 +97,9 @@ class RequestAcl(Enum):
     NODE = "control.node"
 
 
-def sender_of(acl: RequestAcl, subject: str, namespace: str) -> str:
-    """Return the node id or principal that a request's ``subject`` names. '': it names none. ``acl``: kind of the subject."""
-    return subject.removeprefix(f"{namespace}.{acl.value}").removeprefix(".")
+def sender_of(subject_kind: RequestSubject, subject: str, namespace: str) -> str:
+    """Return the node id or principal that a request's ``subject`` names. '': it names none. ``subject_kind``: kind of the subject."""
+    return subject.removeprefix(f"{namespace}.{subject_kind.value}").removeprefix(".")
 
 
 # ---- limits of one controller ----------------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ OVERLOADED = "control requests above the limit of requests in progress"
 class RequestContext:
     """One control request as it arrives, with the facts for its checks."""
 
-    acl: RequestAcl
+    subject_kind: RequestSubject
     """Kind of subject on which it arrived."""
     sender: str
     """Node id or principal in the subject. '': the subject has none."""
@@ -234,7 +234,7 @@ def _leader(arrival: RequestContext) -> Rejection | None:
 
 
 def _operator_rate(arrival: RequestContext) -> Rejection | None:
-    if arrival.acl is not RequestAcl.ADMIN:
+    if arrival.subject_kind is not RequestSubject.ADMIN:
         return None
     wait_ms = arrival.limits.rates.wait_ms(arrival.sender, arrival.now_ns)
     if not wait_ms:
@@ -273,7 +273,7 @@ def _known_fields(arrival: RequestContext) -> str:
 
 
 def _sender_name(arrival: RequestContext) -> str:
-    if arrival.acl is RequestAcl.INFO or arrival.sender not in PARTITION_TOKENS:
+    if arrival.subject_kind is RequestSubject.INFO or arrival.sender not in PARTITION_TOKENS:
         return ""
     return (
         f"The sender name {arrival.sender!r} is not allowed, because clients with read permissions may publish on its subject. Use "
@@ -298,21 +298,31 @@ def _option_name(arrival: RequestContext) -> str:
 
 
 def _internal_stream(arrival: RequestContext) -> str:
-    return _needs_confirmation(arrival.request) if arrival.acl is RequestAcl.ADMIN and not arrival.request.internal else ""
+    return (
+        _needs_confirmation(arrival.request)
+        if arrival.subject_kind is RequestSubject.ADMIN and not arrival.request.internal
+        else ""
+    )
 
 
 def _subject_of_kind(arrival: RequestContext) -> str:
-    acl, sender, request = arrival.acl, arrival.sender, arrival.request
+    subject_kind, sender, request = arrival.subject_kind, arrival.sender, arrival.request
     requester = kind_of(request).asked_by
     if requester is RequesterKind.READERS:
         return ""
-    if (acl is RequestAcl.NODE and request.HasField("batch")) or (acl is RequestAcl.ADMIN and request.batch.requests):
+    if (subject_kind is RequestSubject.NODE and request.HasField("batch")) or (
+        subject_kind is RequestSubject.ADMIN and request.batch.requests
+    ):
         each = (item.request for item in request.batch.requests)
-        reasons = (_of_node(sender, part) if acl is RequestAcl.NODE else _of_operator(part) for part in each)
+        reasons = (_of_node(sender, part) if subject_kind is RequestSubject.NODE else _of_operator(part) for part in each)
         return next((reason for reason in reasons if reason), "")
-    if acl is RequestAcl.NODE:
+    if subject_kind is RequestSubject.NODE:
         return _of_node(sender, request)
-    return "" if acl is RequestAcl.ADMIN and requester is RequesterKind.OPERATORS else _elsewhere(request, acl)
+    return (
+        ""
+        if subject_kind is RequestSubject.ADMIN and requester is RequesterKind.OPERATORS
+        else _elsewhere(request, subject_kind)
+    )
 
 
 def _pause_value(arrival: RequestContext) -> str:
@@ -362,12 +372,12 @@ WITHOUT_LIMITS: tuple[Check[RequestContext], ...] = (
 """Checks of ``ARRIVAL`` for a group in one process. The process always leads and has no rate limits."""
 
 
-def refusal(acl: RequestAcl, sender: str, request: pb.ControlRequest) -> str:
-    """Return why ``sender`` must not send ``request`` on a subject of the kind ``acl``. '': it may.
+def refusal(subject_kind: RequestSubject, sender: str, request: pb.ControlRequest) -> str:
+    """Return why ``sender`` must not send ``request`` on a subject of the kind ``subject_kind``. '': it may.
 
     ``sender`` is the node id or principal in the subject.
     """
-    rejection = first_rejection(PERMISSIONS, RequestContext(acl=acl, sender=sender, request=request))
+    rejection = first_rejection(PERMISSIONS, RequestContext(subject_kind=subject_kind, sender=sender, request=request))
     return rejection.response.detail if rejection is not None and rejection.response is not None else ""
 
 
@@ -391,7 +401,7 @@ def _needs_confirmation(request: pb.ControlRequest) -> str:
 def _of_node(who: str, request: pb.ControlRequest) -> str:
     name, kind = request.WhichOneof("request"), kind_of(request)
     if name is None or kind.asked_by is not RequesterKind.NODES or name == "batch":  # no batch within a batch
-        return _elsewhere(request, RequestAcl.NODE)
+        return _elsewhere(request, RequestSubject.NODE)
     named = getattr(getattr(request, name), kind.asker) if kind.asker else who
     if named != who:
         return f"{name} names node {quote(named)}, but arrived on the subject of node {quote(who)}. Use the subject of the named node."
@@ -400,21 +410,20 @@ def _of_node(who: str, request: pb.ControlRequest) -> str:
 
 def _of_operator(request: pb.ControlRequest) -> str:
     kind = kind_of(request)
-    return "" if kind.asked_by is RequesterKind.OPERATORS and kind.batched else _elsewhere(request, RequestAcl.ADMIN)
+    return "" if kind.asked_by is RequesterKind.OPERATORS and kind.batched else _elsewhere(request, RequestSubject.ADMIN)
 
 
-def _elsewhere(request: pb.ControlRequest, door: RequestAcl) -> str:
+def _elsewhere(request: pb.ControlRequest, subject_kind: RequestSubject) -> str:
     name = request.WhichOneof("request")
     if name is None:
         return _NO_KIND
+    arrived = f"{name} arrived on <namespace>.{subject_kind.value}"
     match kind_of(request).asked_by:
         case RequesterKind.OPERATORS:
-            return (
-                f"{name} arrived on <namespace>.{door.value}. Operators must send it on <namespace>.{RequestAcl.ADMIN.value}."
-            )
+            return f"{arrived}. Operators must send it on <namespace>.{RequestSubject.ADMIN.value}."
         case RequesterKind.NODES:
-            return f"{name} arrived on <namespace>.{door.value}. Only nodes may send it, on <namespace>.{RequestAcl.NODE.value}.<id>."
-    return f"{name} arrived on <namespace>.{door.value}. Only the metadata leader may propose it."
+            return f"{arrived}. Only nodes may send it, on <namespace>.{RequestSubject.NODE.value}.<id>."
+    return f"{arrived}. Only the metadata leader may propose it."
 
 
 # ---- leader ----------------------------------------------------------------------------------------------------------------

@@ -42,41 +42,41 @@ NEW_GROUP_LEVEL = 1
 """Previous level in the answer for a new group. All controllers store the answer, so this value never changes."""
 
 
-def set_feature_level(draft: RecordBuilder, request: pb.SetFeatureLevel) -> Decision:
+def set_feature_level(builder: RecordBuilder, request: pb.SetFeatureLevel) -> Decision:
     """Set the feature level of the cluster, which counts from the next entry on.
 
     Raise IncompatibleVersionError if this version does not support the level. Otherwise this controller would decide differently
     from the others.
     """
-    image, supported = draft.image, level_range_of(draft.features)
+    image, supported = builder.image, level_range_of(builder.features)
     if request.level == image.feature_level:
-        return draft.done(pb.ControlResponse(detail=f"the feature level is {request.level} already"))
-    unchecked = _nodes_without_check(draft, request)
+        return builder.done(pb.ControlResponse(detail=f"the feature level is {request.level} already"))
+    unchecked = _nodes_without_check(builder, request)
     if unchecked:
         return refuse(pb.ControlResponse.STALE, f"registered meanwhile, and not asked: {', '.join(unchecked)}")
     if request.level < image.feature_level - 1:
         detail = f"one level at a time: from {image.feature_level} to {image.feature_level - 1}"
         return refuse(pb.ControlResponse.INVALID, detail)
-    if request.level not in supported or feature_of(request.level, draft.features) is None:
+    if request.level not in supported or feature_of(request.level, builder.features) is None:
         raise IncompatibleVersionError(
             f"{UNSUPPORTED}the feature level becomes {request.level}, but this version supports {supported}. Start a "
             "newer version on this node."
         )
-    reasons = downgrade_obstacles(image, draft.features) if request.level < image.feature_level else []
+    reasons = downgrade_obstacles(image, builder.features) if request.level < image.feature_level else []
     if reasons:
         return refuse(pb.ControlResponse.INVALID, "; ".join(reasons))
     try:
         times = image.session_times or TIMES.from_pb(request.sessionTimes)
     except ConfigError as error:
         return refuse(pb.ControlResponse.INVALID, str(error))
-    draft.add(FeatureLevelSet(request.level, image.rules or RULES.from_pb(request.rules), times))
+    builder.add(FeatureLevelSet(request.level, image.rules or RULES.from_pb(request.rules), times))
     was = image.feature_level or NEW_GROUP_LEVEL
-    return draft.done(pb.ControlResponse(detail=f"the feature level is {request.level}, it was {was}"))
+    return builder.done(pb.ControlResponse(detail=f"the feature level is {request.level}, it was {was}"))
 
 
-def _nodes_without_check(draft: RecordBuilder, request: pb.SetFeatureLevel) -> list[str]:
+def _nodes_without_check(builder: RecordBuilder, request: pb.SetFeatureLevel) -> list[str]:
     checked = {(node.nodeId, node.incarnation) for node in request.checked}
-    return sorted(node_id for node_id, node in draft.image.nodes.items() if (node_id, node.incarnation) not in checked)
+    return sorted(node_id for node_id, node in builder.image.nodes.items() if (node_id, node.incarnation) not in checked)
 
 
 def downgrade_obstacles(image: ClusterImage, features: tuple[Feature, ...]) -> list[str]:

@@ -50,33 +50,33 @@ MAX_REASON = 500
 Step = Callable[[RecordBuilder, StreamImage, PartitionState, str], PartitionState]
 
 
-def register_node(draft: RecordBuilder, request: pb.RegisterNode) -> Steps[Decision]:
+def register_node(builder: RecordBuilder, request: pb.RegisterNode) -> Steps[Decision]:
     """Register a new process of a node: a new incarnation, and new LeaderEpochs for the partitions that it still leads."""
-    wrong = _wrong_registration(draft, request)
+    wrong = _wrong_registration(builder, request)
     if wrong:
         return refuse(pb.ControlResponse.INVALID, wrong)
-    beyond = unsupported_level_of(draft.image, request)
+    beyond = unsupported_level_of(builder.image, request)
     if beyond:
         return refuse(pb.ControlResponse.INVALID, beyond)
-    known = draft.image.nodes.get(request.nodeId)
+    known = builder.image.nodes.get(request.nodeId)
     how = compare_processes(known, request) if known is not None else ProcessRelation.FOLLOWS
     if known is not None and how is ProcessRelation.SAME:
-        return draft.done(pb.ControlResponse(node=NODE.to_pb(known)))
+        return builder.done(pb.ControlResponse(node=NODE.to_pb(known)))
     if known is not None and how is ProcessRelation.OUTDATED:
         detail = f"start {request.start} of {request.nodeId!r} has ended: start {known.start} has registered"
         return refuse(pb.ControlResponse.STALE, detail)  # a request that outlived its process must not depose the next one
-    if not _make_room(draft, request.nodeId):
+    if not _make_room(builder, request.nodeId):
         detail = f"there are {MAX_NODES} nodes already, and all of them run or hold data: stop and remove some first"
         return refuse(pb.ControlResponse.INVALID, detail)
     node = NodeImage(
         node_id=request.nodeId,
-        incarnation=draft.next_incarnation(),
+        incarnation=builder.next_incarnation(),
         rack=known.rack if known is not None and known.rack_by_hand else request.rack,
         weight=known.weight if known is not None and known.weight_by_hand else _weight(request),
         version=request.version,
         status_address=request.statusAddress,
         fenced=False,
-        session_time_ns=draft.now_ns,
+        session_time_ns=builder.now_ns,
         previous_incarnation=request.previousIncarnation,
         folder_id=request.folderId,
         start=request.start,
@@ -88,17 +88,17 @@ def register_node(draft: RecordBuilder, request: pb.RegisterNode) -> Steps[Decis
         leaving=known is not None and known.leaving,
         host=request.host,
     )
-    draft.add(NodeChanged(node))
-    damaged = damaged_logs_of(draft.image, request)
+    builder.add(NodeChanged(node))
+    damaged = damaged_logs_of(builder.image, request)
     complete = known is None or has_all_acknowledged_records(known, request, damaged)
-    detail = yield from after_registration(draft, node.node_id, complete, damaged)
-    replica_count = draft.image.replica_counts.get(node.node_id, 0)
+    detail = yield from after_registration(builder, node.node_id, complete, damaged)
+    replica_count = builder.image.replica_counts.get(node.node_id, 0)
     if 0 < node.partition_budget < replica_count:
         beyond = f"it holds {replica_count} partitions, its limit of open files is enough for {node.partition_budget}: {_RAISE}"
         detail = f"{beyond}; {detail}" if detail else beyond
     if how is ProcessRelation.OLDER_COPY:
         detail = f"its data folder is an older copy, or another one, than node {node.node_id!r} registered with; {detail}"
-    return draft.done(pb.ControlResponse(node=NODE.to_pb(node), detail=detail))
+    return builder.done(pb.ControlResponse(node=NODE.to_pb(node), detail=detail))
 
 
 def unsupported_level_of(image: ClusterImage, request: pb.RegisterNode) -> str:
@@ -133,50 +133,50 @@ def has_all_acknowledged_records(
     return request.previousIncarnation != 0 and unbroken and (request.cleanStop or request.flushedAlways or bool(damaged))
 
 
-def fence_node(draft: RecordBuilder, request: pb.FenceNode) -> Steps[Decision]:
+def fence_node(builder: RecordBuilder, request: pb.FenceNode) -> Steps[Decision]:
     """End the session of a node.
 
     A fenced node cannot join an ISR or become leader. Leaders remove it from their ISRs.
     """
-    node = draft.find_process(request.nodeId, request.incarnation)
+    node = builder.find_process(request.nodeId, request.incarnation)
     if node.fenced:
-        return draft.done(pb.ControlResponse(node=NODE.to_pb(node)))
-    fenced = replace(node, fenced=True, session_time_ns=draft.now_ns)
-    draft.add(NodeChanged(fenced))
-    detail = yield from after_fencing(draft, node.node_id)
-    return draft.done(pb.ControlResponse(node=NODE.to_pb(fenced), detail=detail))
+        return builder.done(pb.ControlResponse(node=NODE.to_pb(node)))
+    fenced = replace(node, fenced=True, session_time_ns=builder.now_ns)
+    builder.add(NodeChanged(fenced))
+    detail = yield from after_fencing(builder, node.node_id)
+    return builder.done(pb.ControlResponse(node=NODE.to_pb(fenced), detail=detail))
 
 
-def unfence_node(draft: RecordBuilder, request: pb.UnfenceNode) -> Steps[Decision]:
+def unfence_node(builder: RecordBuilder, request: pb.UnfenceNode) -> Steps[Decision]:
     """Unfence a node whose heartbeats are back, in the same process."""
-    node = draft.find_process(request.nodeId, request.incarnation)
+    node = builder.find_process(request.nodeId, request.incarnation)
     if not node.fenced:
-        return draft.done(pb.ControlResponse(node=NODE.to_pb(node)))
-    back = replace(node, fenced=False, session_time_ns=draft.now_ns)
-    draft.add(NodeChanged(back))
-    detail = yield from after_return(draft, node.node_id)
-    return draft.done(pb.ControlResponse(node=NODE.to_pb(back), detail=detail))
+        return builder.done(pb.ControlResponse(node=NODE.to_pb(node)))
+    back = replace(node, fenced=False, session_time_ns=builder.now_ns)
+    builder.add(NodeChanged(back))
+    detail = yield from after_return(builder, node.node_id)
+    return builder.done(pb.ControlResponse(node=NODE.to_pb(back), detail=detail))
 
 
 def _weight(request: pb.RegisterNode) -> float:
     return request.weight if request.HasField("weight") else 1.0
 
 
-def set_node(draft: RecordBuilder, request: pb.SetNode) -> Decision:
+def set_node(builder: RecordBuilder, request: pb.SetNode) -> Decision:
     """Store the settings that an operator chose for a node.
 
     They override the node's own settings until they are reset. No replica moves.
     """
-    node = draft.image.nodes.get(request.nodeId)
+    node = builder.image.nodes.get(request.nodeId)
     if node is None:
-        return refuse(pb.ControlResponse.NOT_FOUND, _unknown(draft.image, request.nodeId))
+        return refuse(pb.ControlResponse.NOT_FOUND, _unknown(builder.image, request.nodeId))
     try:
         changed = _set(node, request)
     except ConfigError as error:
         return refuse(pb.ControlResponse.INVALID, str(error))
     if changed != node:
-        draft.add(NodeChanged(changed))
-    return draft.done(pb.ControlResponse(node=NODE.to_pb(changed)))
+        builder.add(NodeChanged(changed))
+    return builder.done(pb.ControlResponse(node=NODE.to_pb(changed)))
 
 
 def _set(node: NodeImage, request: pb.SetNode) -> NodeImage:
@@ -197,14 +197,14 @@ def _set(node: NodeImage, request: pb.SetNode) -> NodeImage:
     )
 
 
-def remove_node(draft: RecordBuilder, request: pb.RemoveNode) -> Decision:
+def remove_node(builder: RecordBuilder, request: pb.RemoveNode) -> Decision:
     """Remove a stopped node without replicas. Its replicas must be moved or deleted first."""
-    wrong = why_still_controller(draft.image, request.nodeId)
+    wrong = why_still_controller(builder.image, request.nodeId)
     if wrong:
-        known = request.nodeId in draft.image.nodes
+        known = request.nodeId in builder.image.nodes
         return refuse(pb.ControlResponse.INVALID if known else pb.ControlResponse.NOT_FOUND, wrong)
-    draft.add(NodeRemoved(request.nodeId))
-    return draft.done()
+    builder.add(NodeRemoved(request.nodeId))
+    return builder.done()
 
 
 def still_a_controller(node_id: str) -> str:
@@ -245,7 +245,7 @@ def _unknown(image: ClusterImage, node_id: str) -> str:
     return f"there is no node {quote(node_id)}; there are: {some or 'none'}"
 
 
-def _wrong_registration(draft: RecordBuilder, request: pb.RegisterNode) -> str:
+def _wrong_registration(builder: RecordBuilder, request: pb.RegisterNode) -> str:
     try:
         check_node_or_principal(request.nodeId, "node id")
     except InvalidNameError as error:
@@ -262,48 +262,48 @@ def _wrong_registration(draft: RecordBuilder, request: pb.RegisterNode) -> str:
     return ""
 
 
-def _make_room(draft: RecordBuilder, node_id: str) -> bool:
+def _make_room(builder: RecordBuilder, node_id: str) -> bool:
     """Return whether the node can register within the limit of ``MAX_NODES``.
 
     If the limit is reached, remove the stopped empty node that was silent the longest.
     """
-    nodes, stays = draft.image.nodes, draft.image.controllers.names
+    nodes, stays = builder.image.nodes, builder.image.controllers.names
     if node_id in nodes or len(nodes) < MAX_NODES:
         return True
-    useless = [n for n in nodes.values() if n.fenced and not draft.image.hosted.get(n.node_id) and not stays(n.node_id)]
+    useless = [n for n in nodes.values() if n.fenced and not builder.image.hosted.get(n.node_id) and not stays(n.node_id)]
     if not useless:
         return False
-    draft.add(NodeRemoved(min(useless, key=lambda node: (node.session_time_ns, node.node_id)).node_id))
+    builder.add(NodeRemoved(min(useless, key=lambda node: (node.session_time_ns, node.node_id)).node_id))
     return True
 
 
-def report_service(draft: RecordBuilder, request: pb.ReportService) -> Decision:
+def report_service(builder: RecordBuilder, request: pb.ReportService) -> Decision:
     """Record that a replicated service on the node has ended.
 
     The entry is only an event and does not change the image.
     """
-    draft.find_partition(request)
-    draft.find_process(request.node, request.incarnation)
+    builder.find_partition(request)
+    builder.find_process(request.node, request.incarnation)
     if max(len(request.service), len(request.ending), len(request.reason)) > MAX_REASON:
         return refuse(pb.ControlResponse.INVALID, f"a reason has at most {MAX_REASON} characters")
-    draft.needs_entry()
-    return draft.done()
+    builder.needs_entry()
+    return builder.done()
 
 
-def change_controllers(draft: RecordBuilder, request: pb.ChangeControllers) -> Decision:
+def change_controllers(builder: RecordBuilder, request: pb.ChangeControllers) -> Decision:
     """Store in the image the controller list that the metadata leader has put into the request."""
-    after = replace(CONTROLLERS.from_pb(request.list), index=draft.image.index)
-    if not well_formed(after) or request.after != draft.image.controllers.index:
+    after = replace(CONTROLLERS.from_pb(request.list), index=builder.image.index)
+    if not well_formed(after) or request.after != builder.image.controllers.index:
         return refuse(pb.ControlResponse.INVALID, "a change of the controllers that no metadata leader has proposed")
-    draft.add(ControllersChanged(after))
-    return draft.done(pb.ControlResponse(detail=after.as_text()))
+    builder.add(ControllersChanged(after))
+    return builder.done(pb.ControlResponse(detail=after.as_text()))
 
 
 # ---- partitions of a node --------------------------------------------------------------------------------------------
 
 
 def after_registration(
-    draft: RecordBuilder, node_id: str, complete: bool, damaged: Collection[DamagedLog] = frozenset()
+    builder: RecordBuilder, node_id: str, complete: bool, damaged: Collection[DamagedLog] = frozenset()
 ) -> Steps[str]:
     """Update all partitions of a registered node, and record the changes. Return a text about the changes.
 
@@ -313,73 +313,73 @@ def after_registration(
     operator decides [C7, C10].
 
     Args:
-        draft: Draft of the request.
+        builder: Draft of the request.
         node_id: The registered node.
         complete: True if its directory has all records that the node ever acknowledged, except those of ``damaged``.
         damaged: Logs that the node calls damaged. Their replicas may have lost data.
     """
     lacking: list[PartitionState] = []
 
-    def back(draft: RecordBuilder, stream: StreamImage, partition: PartitionState, node_id: str) -> PartitionState:
+    def back(builder: RecordBuilder, stream: StreamImage, partition: PartitionState, node_id: str) -> PartitionState:
         if complete and (stream.uid, partition.partition) not in damaged:
-            return _complete_back(draft, stream, partition, node_id)
-        changed = _incomplete_back(draft, stream, partition, node_id)
+            return _complete_back(builder, stream, partition, node_id)
+        changed = _incomplete_back(builder, stream, partition, node_id)
         if changed != partition:
             lacking.append(changed)
         return changed
 
-    yield from _each(draft, node_id, back)
+    yield from _each(builder, node_id, back)
     if complete and not damaged:
         return ""
     offline = sum(partition.status is PartitionStatus.OFFLINE for partition in lacking)
     return f"may have lost acknowledged data: out of {len(lacking)} partitions until it has caught up, {offline} are offline"
 
 
-def after_fencing(draft: RecordBuilder, node_id: str) -> Steps[str]:
+def after_fencing(builder: RecordBuilder, node_id: str) -> Steps[str]:
     """Start elections for the partitions that the fenced node leads. Return a text about the changes.
 
     Without a candidate the node stays the leader, although its lease ends [D22].
 
     The node is skipped as a candidate.
     """
-    if not draft.rules.elections:
+    if not builder.rules.elections:
         return ""
-    changed = yield from _each(draft, node_id, _without_node)
+    changed = yield from _each(builder, node_id, _without_node)
     return f"{len(changed)} partitions need another leader" if changed else ""
 
 
-def after_return(draft: RecordBuilder, node_id: str) -> Steps[str]:
+def after_return(builder: RecordBuilder, node_id: str) -> Steps[str]:
     """Elect leaders for partitions that had none until the node returned, because it was in their last known ISR. Return ''."""
-    yield from _each(draft, node_id, _revive)
+    yield from _each(builder, node_id, _revive)
     return ""
 
 
-def _each(draft: RecordBuilder, node_id: str, step: Step) -> Steps[list[PartitionState]]:
+def _each(builder: RecordBuilder, node_id: str, step: Step) -> Steps[list[PartitionState]]:
     changes = []
-    for number, (stream, partition) in enumerate(draft.image.partitions_of(node_id), 1):
+    for number, (stream, partition) in enumerate(builder.image.partitions_of(node_id), 1):
         if number % PER_STEP == 0:
             yield
         counts = node_id in partition.isr or node_id in partition.complete or stream.commits_by_quorum
         if counts or node_id == partition.candidate:
-            changed = step(draft, stream, partition, node_id)
+            changed = step(builder, stream, partition, node_id)
             if changed != partition:
-                changes.append(draft.change(stream, changed))
+                changes.append(builder.change(stream, changed))
     return changes
 
 
-def _complete_back(draft: RecordBuilder, stream: StreamImage, partition: PartitionState, node_id: str) -> PartitionState:
+def _complete_back(builder: RecordBuilder, stream: StreamImage, partition: PartitionState, node_id: str) -> PartitionState:
     if partition.leader == node_id:
-        if not draft.rules.elections or elections.eligible(draft, stream, partition) == (node_id,):
-            return replace(partition, leader_epoch=draft.next_leader_epochs())
-        return elections.begin_election(draft, stream, partition)
+        if not builder.rules.elections or elections.eligible(builder, stream, partition) == (node_id,):
+            return replace(partition, leader_epoch=builder.next_leader_epochs())
+        return elections.begin_election(builder, stream, partition)
     if partition.candidate == node_id:
-        partition = elections.skip_candidate(draft, stream, partition)  # the process that promoted itself is gone
+        partition = elections.skip_candidate(builder, stream, partition)  # the process that promoted itself is gone
     elif partition.status is PartitionStatus.ELECTION:
-        return elections.add_report(draft, stream, partition)
-    return _revive(draft, stream, partition, node_id)
+        return elections.add_report(builder, stream, partition)
+    return _revive(builder, stream, partition, node_id)
 
 
-def _incomplete_back(draft: RecordBuilder, stream: StreamImage, partition: PartitionState, node_id: str) -> PartitionState:
+def _incomplete_back(builder: RecordBuilder, stream: StreamImage, partition: PartitionState, node_id: str) -> PartitionState:
     quorum = stream.commits_by_quorum
     sole = partition.isr == (node_id,)
     incomplete = set(partition.incomplete) | ({node_id} if sole or quorum else set())
@@ -389,51 +389,51 @@ def _incomplete_back(draft: RecordBuilder, stream: StreamImage, partition: Parti
         incomplete=tuple(node for node in partition.replicas if node in incomplete),
     )
     if partition.leader == node_id:
-        return _replace_leader(draft, stream, shrunk)
+        return _replace_leader(builder, stream, shrunk)
     if partition.candidate == node_id:
-        return elections.skip_candidate(draft, stream, shrunk)
+        return elections.skip_candidate(builder, stream, shrunk)
     if partition.status is PartitionStatus.ELECTION:
-        return elections.add_report(draft, stream, shrunk)
+        return elections.add_report(builder, stream, shrunk)
     return shrunk
 
 
-def _without_node(draft: RecordBuilder, stream: StreamImage, partition: PartitionState, node_id: str) -> PartitionState:
+def _without_node(builder: RecordBuilder, stream: StreamImage, partition: PartitionState, node_id: str) -> PartitionState:
     if partition.leader == node_id:
-        return elections.begin_election(draft, stream, partition, deposed=node_id)
+        return elections.begin_election(builder, stream, partition, deposed=node_id)
     if partition.candidate == node_id:
-        return elections.skip_candidate(draft, stream, partition)
+        return elections.skip_candidate(builder, stream, partition)
     if partition.status is PartitionStatus.ELECTION:
-        return elections.add_report(draft, stream, partition)
+        return elections.add_report(builder, stream, partition)
     return partition
 
 
-def _revive(draft: RecordBuilder, stream: StreamImage, partition: PartitionState, node_id: str) -> PartitionState:
+def _revive(builder: RecordBuilder, stream: StreamImage, partition: PartitionState, node_id: str) -> PartitionState:
     waits = partition.status is PartitionStatus.OFFLINE and node_id in stream.may_lead(partition)
-    return _replace_leader(draft, stream, partition) if waits else partition
+    return _replace_leader(builder, stream, partition) if waits else partition
 
 
-def _replace_leader(draft: RecordBuilder, stream: StreamImage, partition: PartitionState) -> PartitionState:
-    if draft.rules.elections:
-        return elections.begin_election(draft, stream, partition)
+def _replace_leader(builder: RecordBuilder, stream: StreamImage, partition: PartitionState) -> PartitionState:
+    if builder.rules.elections:
+        return elections.begin_election(builder, stream, partition)
     vacant = elections.offline(partition)
-    candidates = [node for node in elections.eligible(draft, stream, vacant) if node in vacant.isr]
+    candidates = [node for node in elections.eligible(builder, stream, vacant) if node in vacant.isr]
     if not candidates:
         return vacant
-    return replace(vacant, leader=candidates[0], leader_epoch=draft.next_leader_epochs(), status=PartitionStatus.ONLINE)
+    return replace(vacant, leader=candidates[0], leader_epoch=builder.next_leader_epochs(), status=PartitionStatus.ONLINE)
 
 
 # ---- session times ---------------------------------------------------------------------------------------------------
 
 
-def set_session_times(draft: RecordBuilder, request: pb.SetSessionTimes) -> Decision:
+def set_session_times(builder: RecordBuilder, request: pb.SetSessionTimes) -> Decision:
     """Set the session and lease times of the cluster that the request names. Without a change, do nothing."""
-    current = _session_times_in_effect(draft)
+    current = _session_times_in_effect(builder)
     try:
         check_session_times(request.sessionMs, request.leaseMs)
     except ConfigError as error:
         return refuse(pb.ControlResponse.INVALID, str(error))
     if (request.sessionMs, request.leaseMs) == (current.session_ms, current.lease_ms):
-        return _session_times_response(draft, current)
+        return _session_times_response(builder, current)
     if request.change != current.change:
         return refuse(pb.ControlResponse.STALE, f"the session times were changed meanwhile: {current.words}")
     if not current.is_settled:
@@ -441,27 +441,27 @@ def set_session_times(draft: RecordBuilder, request: pb.SetSessionTimes) -> Deci
         detail = f"the change before is not settled yet, which takes {longest_s:g} s of one metadata leader: {current.words}"
         return refuse(pb.ControlResponse.STALE, detail)
     changed = current.changed(request.sessionMs, request.leaseMs)
-    draft.add(SessionTimesSet(changed))
-    return _session_times_response(draft, changed)
+    builder.add(SessionTimesSet(changed))
+    return _session_times_response(builder, changed)
 
 
-def settle_session_times(draft: RecordBuilder, request: pb.SettleSessionTimes) -> Decision:
+def settle_session_times(builder: RecordBuilder, request: pb.SettleSessionTimes) -> Decision:
     """Stop using the session times from before the last change, because no session and no lease with them can exist any more."""
-    current = _session_times_in_effect(draft)
+    current = _session_times_in_effect(builder)
     if request.change != current.change:
         return refuse(pb.ControlResponse.STALE, f"the session times were changed meanwhile: {current.words}")
     if not current.is_settled:
         current = current.settled()
-        draft.add(SessionTimesSet(current))
-    return _session_times_response(draft, current)
+        builder.add(SessionTimesSet(current))
+    return _session_times_response(builder, current)
 
 
-def _session_times_response(draft: RecordBuilder, times: SessionTimes) -> Decision:
-    return draft.done(pb.ControlResponse(sessionTimes=TIMES.to_pb(times)))
+def _session_times_response(builder: RecordBuilder, times: SessionTimes) -> Decision:
+    return builder.done(pb.ControlResponse(sessionTimes=TIMES.to_pb(times)))
 
 
-def _session_times_in_effect(draft: RecordBuilder) -> SessionTimes:
-    times = draft.image.session_times
-    check(times is not None, "M5", "session times at level", draft.image.feature_level)
+def _session_times_in_effect(builder: RecordBuilder) -> SessionTimes:
+    times = builder.image.session_times
+    check(times is not None, "M5", "session times at level", builder.image.feature_level)
     assert times is not None
     return times

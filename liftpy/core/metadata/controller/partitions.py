@@ -37,13 +37,13 @@ REQUESTED_PAUSES = {
 """Value of ``pause`` in a request -> state of the partition after it. A request cannot have another value."""
 
 
-def change_isr(draft: RecordBuilder, request: pb.ChangeIsr) -> Decision:
+def change_isr(builder: RecordBuilder, request: pb.ChangeIsr) -> Decision:
     """Set the requested ISR if the request is based on the current state of the partition.
 
     Otherwise answer STALE with that state.
     """
-    stream, partition = draft.find_partition(request)
-    _check_change(draft, request, partition)
+    stream, partition = builder.find_partition(request)
+    _check_change(builder, request, partition)
     # A repeated ISR raises the Epoch too, so a leader that never got the result of its last attempt can settle it [C8].
     incomplete = tuple(node for node in partition.incomplete if node not in request.isr)
     if partition.joining in request.isr:
@@ -51,28 +51,28 @@ def change_isr(draft: RecordBuilder, request: pb.ChangeIsr) -> Decision:
     moved = replace(stream.with_isr(partition, request.isr, request.lost), incomplete=incomplete)
     if request.evicted:
         moved = remove_replica(moved, request.evicted)
-    changed = draft.change(stream, finish_reached_target(stream, moved) if partition.target else moved)
-    return draft.done(pb.ControlResponse(partition=PARTITION.to_pb(changed)))
+    changed = builder.change(stream, finish_reached_target(stream, moved) if partition.target else moved)
+    return builder.done(pb.ControlResponse(partition=PARTITION.to_pb(changed)))
 
 
-def leave_isr(draft: RecordBuilder, request: pb.LeaveIsr) -> Decision:
+def leave_isr(builder: RecordBuilder, request: pb.LeaveIsr) -> Decision:
     """Remove a follower with a failed log from the ISR, so that commits continue without it.
 
     The other members have the committed records. A leader gives up the leadership instead. During an election the ISR
     does not change.
     """
-    stream, partition = draft.find_partition(request)
-    draft.find_process(request.node, request.incarnation)
+    stream, partition = builder.find_partition(request)
+    builder.find_process(request.node, request.incarnation)
     if partition.status is not PartitionStatus.ONLINE or partition.leader == request.node:
         detail = f"{partition.status.name}, led by {partition.leader!r}: only a follower leaves the ISR of an Online partition"
         return refuse(pb.ControlResponse.STALE, detail, partition)
     if request.node not in partition.isr:
-        return draft.store(stream, partition)
+        return builder.store(stream, partition)
     moved = stream.with_isr(partition, [member for member in partition.isr if member != request.node])
-    return draft.done(pb.ControlResponse(partition=PARTITION.to_pb(draft.change(stream, moved))))
+    return builder.done(pb.ControlResponse(partition=PARTITION.to_pb(builder.change(stream, moved))))
 
 
-def _check_change(draft: RecordBuilder, request: pb.ChangeIsr, partition: PartitionState) -> None:
+def _check_change(builder: RecordBuilder, request: pb.ChangeIsr, partition: PartitionState) -> None:
     current = (partition.leader, partition.leader_epoch, partition.epoch)
     if partition.status is not PartitionStatus.ONLINE or (request.leader, request.leaderEpoch, request.epoch) != current:
         detail = f"{partition.status.name}, (leader, LeaderEpoch, Epoch) is {current} now"
@@ -89,33 +89,33 @@ def _check_change(draft: RecordBuilder, request: pb.ChangeIsr, partition: Partit
     if request.evicted and partition.joining in members:
         detail = f"{partition.joining!r} joins and {request.evicted!r} goes: the replica set changes by one node at a time"
         raise RejectedError(pb.ControlResponse.INVALID, detail, partition)
-    if not draft.image.is_live(partition.leader):
+    if not builder.image.is_live(partition.leader):
         raise RejectedError(pb.ControlResponse.FENCED, f"leader {partition.leader!r} is fenced", partition)
     for node_id in sorted(members.difference(partition.isr)):
-        detail = _why_not_join(draft, request, node_id)
+        detail = _why_not_join(builder, request, node_id)
         if detail:
             raise RejectedError(pb.ControlResponse.FENCED, detail, partition)
 
 
-def _why_not_join(draft: RecordBuilder, request: pb.ChangeIsr, node_id: str) -> str:
+def _why_not_join(builder: RecordBuilder, request: pb.ChangeIsr, node_id: str) -> str:
     """Return why a node may not join the ISR. '': it may.
 
     A new member must be live and have the incarnation that caught up [C6]. An existing member may be fenced. It is
     removed later.
     """
-    node = draft.image.nodes.get(node_id)
+    node = builder.image.nodes.get(node_id)
     if node is None or node.fenced:
         return f"node {node_id!r} is not live"
     seen = request.incarnations.get(node_id, 0)
     return "" if seen == node.incarnation else f"node {node_id!r} is incarnation {node.incarnation} now, not {seen}"
 
 
-def pause_partitions(draft: RecordBuilder, request: pb.PausePartitions) -> Steps[Decision]:
+def pause_partitions(builder: RecordBuilder, request: pb.PausePartitions) -> Steps[Decision]:
     """Pause or resume all partitions that the request names, or none if one is rejected.
 
     A partition in the requested state does not change.
     """
-    stream = draft.find_stream(request.stream, request.uid)
+    stream = builder.find_stream(request.stream, request.uid)
     pause = REQUESTED_PAUSES.get(request.pause)
     if pause is None:
         return refuse(pb.ControlResponse.INVALID, f"pause = {request.pause}: nobody asks for that")
@@ -133,30 +133,30 @@ def pause_partitions(draft: RecordBuilder, request: pb.PausePartitions) -> Steps
     for place, number in enumerate(sorted(set(request.partitions)) or range(len(partitions))):
         changed = _with_pause(partitions[number], pause)
         if changed is not partitions[number]:
-            partitions[number] = draft.change(stream, changed)
+            partitions[number] = builder.change(stream, changed)
         if place % PER_STEP == PER_STEP - 1:
             yield
-    return draft.done(pb.ControlResponse(stream=STREAM.to_pb(replace(stream, partitions=tuple(partitions)))))
+    return builder.done(pb.ControlResponse(stream=STREAM.to_pb(replace(stream, partitions=tuple(partitions)))))
 
 
-def wake_partition(draft: RecordBuilder, request: pb.WakePartition) -> Decision:
+def wake_partition(builder: RecordBuilder, request: pb.WakePartition) -> Decision:
     """Take one step to end a pause after a publish: UNTIL_PUBLISH becomes ENDING, and ENDING becomes NOT_PAUSED.
 
     If requested, all partitions that were paused together change.
     """
-    stream, partition = draft.find_partition(request, f"of the id {request.uid!r}")
+    stream, partition = builder.find_partition(request, f"of the id {request.uid!r}")
     current = (partition.leader, partition.leader_epoch, partition.pause.name, partition.pauses)
     requested_state = (request.leader, request.leaderEpoch, Pause.of(request.pause).name, request.pauses)
     if partition.status is not PartitionStatus.ONLINE or requested_state != current:
         detail = f"{partition.status.name}, (leader, LeaderEpoch, pause, pauses) is {current} now"
         return refuse(pb.ControlResponse.STALE, detail, partition)
     if partition.pause is Pause.ENDING:
-        partition = draft.change(stream, replace(partition, pause=Pause.NOT_PAUSED))
+        partition = builder.change(stream, replace(partition, pause=Pause.NOT_PAUSED))
     elif partition.pause.until_publish:
-        partition = _wake(draft, stream, partition)
+        partition = _wake(builder, stream, partition)
     else:
         return refuse(pb.ControlResponse.INVALID, f"{partition.pause.name}: operators alone resume it", partition)
-    return draft.done(pb.ControlResponse(partition=PARTITION.to_pb(partition)))
+    return builder.done(pb.ControlResponse(partition=PARTITION.to_pb(partition)))
 
 
 def _with_pause(partition: PartitionState, pause: Pause) -> PartitionState:
@@ -167,41 +167,41 @@ def _with_pause(partition: PartitionState, pause: Pause) -> PartitionState:
     return replace(partition, pause=pause, pauses=partition.pauses + 1)
 
 
-def _wake(draft: RecordBuilder, stream: StreamImage, partition: PartitionState) -> PartitionState:
+def _wake(builder: RecordBuilder, stream: StreamImage, partition: PartitionState) -> PartitionState:
     if partition.pause is Pause.UNTIL_PUBLISH:
-        return draft.change(stream, replace(partition, pause=Pause.ENDING))
+        return builder.change(stream, replace(partition, pause=Pause.ENDING))
     for other in stream.partitions:
         if other.pause is Pause.UNTIL_PUBLISH_TO_ANY:
-            changed = draft.change(stream, replace(other, pause=Pause.ENDING))
+            changed = builder.change(stream, replace(other, pause=Pause.ENDING))
             partition = changed if other is partition else partition
     return partition
 
 
-def truncate_before(draft: RecordBuilder, request: pb.TruncateBefore) -> Decision:
+def truncate_before(builder: RecordBuilder, request: pb.TruncateBefore) -> Decision:
     """Raise the log start of a partition, so that older records are deleted.
 
     All replicas delete the records below the new log start. Replicas that are down delete them later. The log start never
     falls.
     """
-    stream, partition = _find_by_uid(draft, request)
+    stream, partition = _find_by_uid(builder, request)
     if not 0 <= request.offset <= MAX_OFFSET:
         return refuse(pb.ControlResponse.INVALID, f"offset = {request.offset} is outside 0..{MAX_OFFSET}", partition)
-    return draft.store(stream, replace(partition, asked_start=max(request.offset, partition.asked_start)))
+    return builder.store(stream, replace(partition, asked_start=max(request.offset, partition.asked_start)))
 
 
-def _find_by_uid(draft: RecordBuilder, request: pb.TruncateBefore | pb.PurgeRecords) -> tuple[StreamImage, PartitionState]:
+def _find_by_uid(builder: RecordBuilder, request: pb.TruncateBefore | pb.PurgeRecords) -> tuple[StreamImage, PartitionState]:
     of = f"of the id {request.uid!r}"
     if not request.uid:
         raise RejectedError(pb.ControlResponse.NOT_FOUND, f"there is no partition {request.stream}/{request.partition} {of}")
-    return draft.find_partition(request, of)
+    return builder.find_partition(request, of)
 
 
-def purge_records(draft: RecordBuilder, request: pb.PurgeRecords) -> Decision:
+def purge_records(builder: RecordBuilder, request: pb.PurgeRecords) -> Decision:
     """Store the request of an operator to delete records by subject or key.
 
     All replicas delete the matching records, also those that are down now.
     """
-    stream, partition = _find_by_uid(draft, request)
+    stream, partition = _find_by_uid(builder, request)
     if not 0 < request.endOffset <= MAX_OFFSET:
         return refuse(pb.ControlResponse.INVALID, f"end offset = {request.endOffset} is outside 1..{MAX_OFFSET}", partition)
     try:
@@ -211,23 +211,23 @@ def purge_records(draft: RecordBuilder, request: pb.PurgeRecords) -> Decision:
     if not wanted:
         detail = "a purge names subjects or keys; to give up everything below an offset, truncate the stream"
         return refuse(pb.ControlResponse.INVALID, detail, partition)
-    purge = Purge(number=draft.next_epochs(), subjects=wanted.subjects, keys=wanted.keys, end_offset=request.endOffset)
+    purge = Purge(number=builder.next_epochs(), subjects=wanted.subjects, keys=wanted.keys, end_offset=request.endOffset)
     changed = with_purge(partition, purge)
     if changed is None:
         return refuse(pb.ControlResponse.INVALID, _no_room(partition, purge), partition)
     if changed is partition:
         return Decision((), pb.ControlResponse(partition=PARTITION.to_pb(partition)))
-    return draft.store(stream, changed)
+    return builder.store(stream, changed)
 
 
-def report_purged(draft: RecordBuilder, request: pb.ReportPurged) -> Decision:
+def report_purged(builder: RecordBuilder, request: pb.ReportPurged) -> Decision:
     """Store the report of a replica that it has deleted the records of purges.
 
     The replica must be an ISR member in its registered incarnation. Other reports change nothing.
     """
-    stream, partition = draft.find_partition(request)
-    draft.find_process(request.node, request.incarnation)
-    return draft.store(stream, with_report(partition, request.node, request.number))
+    stream, partition = builder.find_partition(request)
+    builder.find_process(request.node, request.incarnation)
+    return builder.store(stream, with_report(partition, request.node, request.number))
 
 
 def _no_room(partition: PartitionState, new: Purge) -> str:
@@ -243,7 +243,7 @@ def _no_room(partition: PartitionState, new: Purge) -> str:
 # ---- moves -----------------------------------------------------------------------------------------------------------
 
 
-def reassign(draft: RecordBuilder, request: pb.Reassign) -> Decision:
+def reassign(builder: RecordBuilder, request: pb.Reassign) -> Decision:
     """Set the target replicas of a partition, to which its replicas then move.
 
     If only the order of the replicas changes, the change takes effect at once. The number of copies never falls during a move.
@@ -254,36 +254,36 @@ def reassign(draft: RecordBuilder, request: pb.Reassign) -> Decision:
     Example: replicas a b c, target a b d. BeginCopy d: d is ``joining``. ISR a b c d: replicas a b d c. ISR a b d without c:
     replicas a b d, no target.
     """
-    stream, partition = draft.find_partition(request)
+    stream, partition = builder.find_partition(request)
     if request.epoch not in (0, partition.epoch):
         return refuse(pb.ControlResponse.STALE, f"Epoch {partition.epoch} now, not {request.epoch}", partition)
     if request.cancel:
-        return draft.store(stream, finish_reached_target(stream, without_further_moves(partition)))
+        return builder.store(stream, finish_reached_target(stream, without_further_moves(partition)))
     wanted = tuple(request.replicas)
-    wrong = _why_not(draft, partition, wanted)
+    wrong = _why_not(builder, partition, wanted)
     if wrong:
         return refuse(pb.ControlResponse.INVALID, wrong, partition)
     reason = MoveReason.of(request.movedFor)
     base = partition if partition.joining in wanted else replace(partition, joining="", copy_epoch=0)
     changed = finish_reached_target(stream, replace(base, target=wanted, moved_for=reason))
-    if reason is MoveReason.REBALANCED and not changed.target and draft.rules.elections:
+    if reason is MoveReason.REBALANCED and not changed.target and builder.rules.elections:
         # only the order is another one: leaderships are what is evened out, and the planner moves them, some at a time
         changed = finish_reached_target(stream, replace(changed, moved_for=MoveReason.LEADERSHIPS))
-    return draft.store(stream, changed)
+    return builder.store(stream, changed)
 
 
-def begin_copy(draft: RecordBuilder, request: pb.BeginCopy) -> Decision:
+def begin_copy(builder: RecordBuilder, request: pb.BeginCopy) -> Decision:
     """Make the node the partition's learner. If the request names no node, cancel the running copy."""
-    stream, partition = draft.find_partition(request)
+    stream, partition = builder.find_partition(request)
     if request.epoch != partition.epoch:
         return refuse(pb.ControlResponse.STALE, f"Epoch {partition.epoch} now, not {request.epoch}", partition)
     if request.node and request.node != partition.next_learner:
         detail = f"{request.node!r} is not the next one that is wanted: {partition.next_learner or 'nobody is'}"
         return refuse(pb.ControlResponse.INVALID, detail, partition)
-    if request.node and not draft.is_live(request.node):
+    if request.node and not builder.is_live(request.node):
         return refuse(pb.ControlResponse.FENCED, f"node {request.node!r} is not live", partition)
     copy = partition.epoch if request.node else 0
-    return draft.store(stream, replace(partition, joining=request.node, copy_epoch=copy))
+    return builder.store(stream, replace(partition, joining=request.node, copy_epoch=copy))
 
 
 def without_further_moves(partition: PartitionState) -> PartitionState:
@@ -340,14 +340,14 @@ def finish_reached_target(stream: StreamImage, partition: PartitionState) -> Par
     )
 
 
-def _why_not(draft: RecordBuilder, partition: PartitionState, wanted: tuple[str, ...]) -> str:
+def _why_not(builder: RecordBuilder, partition: PartitionState, wanted: tuple[str, ...]) -> str:
     if not 1 <= len(wanted) <= MAX_REPLICAS:
         return f"{len(wanted)} replicas are outside 1..{MAX_REPLICAS}"
     twice = sorted(node for node, count in Counter(wanted).items() if count > 1)
     if twice:
         return f"{', '.join(twice)}: a node holds one replica of a partition at most"
     for node_id in wanted:
-        node = draft.node(node_id)
+        node = builder.node(node_id)
         if node is None:
             return f"there is no node {node_id!r}"
         if node_id in partition.holders or node_id in partition.target:
@@ -356,7 +356,7 @@ def _why_not(draft: RecordBuilder, partition: PartitionState, wanted: tuple[str,
             return f"node {node_id!r} " + (
                 "is not live" if node.fenced else "is leaving (liftpy node drain): it is given nothing"
             )
-        replica_count = draft.image.replica_counts.get(node_id, 0)
+        replica_count = builder.image.replica_counts.get(node_id, 0)
         if node.partition_budget and replica_count >= node.partition_budget:
             return f"no room on {node_id!r}: it holds {replica_count} of {node.partition_budget} replicas"
     return ""

@@ -1,7 +1,7 @@
 """Decisions of a controller around the Raft log, for the real shell and the simulator. Pure.
 
 ``MemberLogView`` is its view of the log. The shell calls ``tick`` after each flush and carries out the returned
-instructions. It calls ``request`` for each control request. A ``ProposedEntry`` is a request that must be logged:
+effects. It calls ``request`` for each control request. A ``ProposedEntry`` is a request that must be logged:
 ``entry`` returns the bytes, and ``proposal_ended`` turns the result into the answer. The duties of a metadata leader
 begin after a barrier of its own term is applied [M12], and end before it transfers its leadership. A barrier is a log
 entry without effect.
@@ -125,7 +125,7 @@ class EntryOutcome(Enum):
 
 @dataclass(slots=True, eq=False)
 class ProposedEntry:
-    """Instruction to the shell: put the request into the log.
+    """Effect: put the request into the log.
 
     The shell calls ``entry``, proposes the bytes, and calls ``proposal_ended``, each once.
     """
@@ -149,30 +149,30 @@ class ProposedEntry:
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
-    """Instruction to the shell: commit and apply a barrier, then call ``caught_up``."""
+    """Effect: commit and apply a barrier, then call ``caught_up``."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeNode:
-    """Instruction to the shell: probe the node on NATS, then call ``probe_ended``."""
+    """Effect: probe the node on NATS, then call ``probe_ended``."""
 
     node_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class PublishEntry:
-    """Instruction to the shell: publish the entry on the feed, in order."""
+    """Effect: publish the entry on the feed, in order."""
 
     entry: pb.FeedEntry
 
 
 @dataclass(frozen=True, slots=True)
 class TransferMetadataLeadership:
-    """Instruction to the shell: transfer the metadata leadership to another voter, because this member leaves the group."""
+    """Effect: transfer the metadata leadership to another voter, because this member leaves the group."""
 
 
-Decision = ProposedEntry | CatchUp | ProbeNode | LeaderCheck | PublishEntry | TransferMetadataLeadership
-"""Instructions to the shell. After a LeaderQuestion, the shell calls ``question_answered``."""
+MemberEffect = ProposedEntry | CatchUp | ProbeNode | LeaderCheck | PublishEntry | TransferMetadataLeadership
+"""Effects of ``QuorumMember``. After a LeaderCheck, the shell calls ``question_answered``."""
 
 
 class QuorumMember:
@@ -248,34 +248,34 @@ class QuorumMember:
         self._leaving = True
 
     def catching_up(self) -> None:
-        """Record that the shell has begun the instruction ``CatchUp``, so that it is not returned again."""
+        """Record that the shell has begun the effect ``CatchUp``, so that it is not returned again."""
         self._catching_up = True
 
     def caught_up(self) -> None:
-        """Record that the shell has ended the instruction ``CatchUp``, with or without success."""
+        """Record that the shell has ended the effect ``CatchUp``, with or without success."""
         self._catching_up = False
 
     # ---- every tick ----------------------------------------------------------------------------------------------------
-    def tick(self, now_ns: int, *, votes: bool, online: bool) -> list[Decision]:
-        """Return the instructions that the shell must carry out now. The shell calls it after each flush of the log.
+    def tick(self, now_ns: int, *, votes: bool, online: bool) -> list[MemberEffect]:
+        """Return the effects that the shell must carry out now. The shell calls it after each flush of the log.
 
         ``votes``: this member is not on probation. ``online``: NATS is connected.
         """
         self._leaderless.tick(self._log.leader_id != "", now_ns)
-        decided: list[Decision] = []
+        effects: list[MemberEffect] = []
         if not (votes or self._catching_up or self._leaving):
             self._catching_up = True
-            decided.append(CatchUp())
+            effects.append(CatchUp())
         if not self._log.leads:
             if self.is_active:
                 self.resign()
         elif self._log.term == self._transferred_term:
-            decided += self._transfer_again(now_ns)
+            effects += self._transfer_again(now_ns)
         elif self._term != self._log.term:
-            decided += self._begin_leadership()
+            effects += self._begin_leadership()
         else:
-            decided += self._tick_active(now_ns, online)
-        return decided
+            effects += self._tick_active(now_ns, online)
+        return effects
 
     def time_to_next_duty_ns(self, now_ns: int) -> int:
         """Return the time until the next duty of the metadata leader is due, in nanoseconds, at most ``NS_PER_S``."""
@@ -284,7 +284,7 @@ class QuorumMember:
             return NS_PER_S
         return min(deadline_ns - now_ns, NS_PER_S)
 
-    def _begin_leadership(self) -> list[Decision]:
+    def _begin_leadership(self) -> list[MemberEffect]:
         """Return the barrier that a new metadata leader proposes before its duties.
 
         When the barrier is applied, all earlier committed entries are applied, too.
@@ -296,8 +296,8 @@ class QuorumMember:
         self._taking_over = self._log.term
         return [ProposedEntry(pb.ControlRequest(barrier=pb.Barrier()), barrier_term=self._log.term)]
 
-    def _tick_active(self, now_ns: int, online: bool) -> list[Decision]:
-        decided: list[Decision] = []
+    def _tick_active(self, now_ns: int, online: bool) -> list[MemberEffect]:
+        effects: list[MemberEffect] = []
         image = self._log.image
         if image is not self._image:
             self._image = image
@@ -305,30 +305,30 @@ class QuorumMember:
         view = self._log.view()
         deadline_ns = None if view.halted else self._duties.next_deadline_ns()
         if deadline_ns is not None and deadline_ns <= now_ns and self._own_proposals < MAX_DUTY_PROPOSALS:
-            decided += map(self._propose, self._duties.take_due(now_ns))
+            effects += map(self._propose, self._duties.take_due(now_ns))
             deadline_ns = self._duties.next_deadline_ns()
         self._deadline_ns = deadline_ns
         if view.halted and view.voters_without_digest & view.live:  # these voters report their digests with the barriers
             for _ in range(MAX_BARRIERS - self._own_proposals):
-                decided.append(self._propose(pb.ControlRequest(barrier=pb.Barrier())))
+                effects.append(self._propose(pb.ControlRequest(barrier=pb.Barrier())))
         if online:
-            decided += self._node_probes(now_ns)
+            effects += self._node_probes(now_ns)
         for question in self._duties.failure_reports.take_leader_checks():
             if online and len(self._asking) < MAX_QUESTIONS:
                 self._asking.add(question)
-                decided.append(question)
+                effects.append(question)
         birth = self._level_bootstrap.take_due(image, view, now_ns)
         if birth is not None:
-            decided.append(self._propose(birth))
-        decided += self._controller_change_step(now_ns, view)
-        decided += self._feed_entries(now_ns)
-        return decided
+            effects.append(self._propose(birth))
+        effects += self._controller_change_step(now_ns, view)
+        effects += self._feed_entries(now_ns)
+        return effects
 
     def _propose(self, request: pb.ControlRequest) -> ProposedEntry:
         self._own_proposals += 1
         return ProposedEntry(request, own=True)
 
-    def _controller_change_step(self, now_ns: int, view: GroupView) -> list[Decision]:
+    def _controller_change_step(self, now_ns: int, view: GroupView) -> list[MemberEffect]:
         if leader_must_transfer(view) and now_ns >= self._transfer_at_ns:
             self._transfer_at_ns = now_ns + TRANSFER_EVERY_NS
             return [TransferMetadataLeadership()]
@@ -337,14 +337,14 @@ class QuorumMember:
         self._step_is_proposed = True
         return [self._propose(pb.ControlRequest(changeControllers=pb.ChangeControllers()))]
 
-    def _transfer_again(self, now_ns: int) -> list[Decision]:
-        """Return the instruction to repeat a transfer that has not happened yet. A member that stops repeats it itself."""
+    def _transfer_again(self, now_ns: int) -> list[MemberEffect]:
+        """Return the effect to repeat a transfer that has not happened yet. A member that stops repeats it itself."""
         if self._leaving or now_ns < self._transfer_at_ns:
             return []
         self._transfer_at_ns = now_ns + TRANSFER_EVERY_NS
         return [TransferMetadataLeadership()]
 
-    def _node_probes(self, now_ns: int) -> list[Decision]:
+    def _node_probes(self, now_ns: int) -> list[MemberEffect]:
         if now_ns < self._probe_at_ns:
             return []
         self._probe_at_ns = now_ns + PROBE_EVERY_NS
@@ -353,7 +353,7 @@ class QuorumMember:
         self._probing.update(late)
         return [ProbeNode(node_id) for node_id in late]
 
-    def _feed_entries(self, now_ns: int) -> list[Decision]:
+    def _feed_entries(self, now_ns: int) -> list[MemberEffect]:
         entries = self._feed.take_entries()
         if not entries and now_ns - self._head_at_ns >= HEAD_EVERY_NS:
             entries = [self._feed.head()]
@@ -362,7 +362,7 @@ class QuorumMember:
         return [PublishEntry(entry) for entry in entries]
 
     def probe_ended(self, node_id: str, *, absent: bool) -> None:
-        """Record the result of the instruction ``ProbeNode``. ``absent``: NATS reported no responders."""
+        """Record the result of the effect ``ProbeNode``. ``absent``: NATS reported no responders."""
         self._probing.discard(node_id)
         if absent:
             self._duties.sessions.record_no_responders(node_id)
@@ -380,14 +380,14 @@ class QuorumMember:
         Return None on other members. While the controllers have different images without a majority, no decision is logged.
         ``timeout_ns``: time for which the sender waits.
         """
-        decided = self._request(request, timeout_ns, now_ns)
-        if not isinstance(decided, ProposedEntry):
-            return decided
+        entry = self._request(request, timeout_ns, now_ns)
+        if not isinstance(entry, ProposedEntry):
+            return entry
         log, is_active = self._log, self.is_active and self._term == self._log.term
         is_confirmed = self._duties.is_confirmed(now_ns, log.confirmed_ns())
         is_logged = not is_active or self._duties.is_logged(request.operationId)
         rejection = first_rejection(LOG, LogFacts(request, is_active, log.view(), is_confirmed, is_logged))
-        return decided if rejection is None else rejection.response
+        return entry if rejection is None else rejection.response
 
     def _request(self, request: pb.ControlRequest, timeout_ns: int, now_ns: int) -> pb.ControlResponse | ProposedEntry | None:
         log = self._log

@@ -57,23 +57,23 @@ class RequestKind:
     """True if the metadata leader must know the sessions before it answers. A newly elected leader does not know them."""
 
 
-def _decide_nothing(draft: RecordBuilder, _: Any) -> Decision:
-    return draft.done()
+def _decide_nothing(builder: RecordBuilder, _: Any) -> Decision:
+    return builder.done()
 
 
-def _describe_cluster(draft: RecordBuilder, request: pb.DescribeCluster) -> Decision:
-    return draft.done(describe(draft.image, request))
+def _describe_cluster(builder: RecordBuilder, request: pb.DescribeCluster) -> Decision:
+    return builder.done(describe(builder.image, request))
 
 
-def _describe_stream(draft: RecordBuilder, request: pb.DescribeStream) -> Decision:
-    return Decision((), describe_stream(draft.image, request))
+def _describe_stream(builder: RecordBuilder, request: pb.DescribeStream) -> Decision:
+    return Decision((), describe_stream(builder.image, request))
 
 
-def _not_logged(_draft: RecordBuilder, _: Any) -> Decision:
+def _not_logged(_builder: RecordBuilder, _: Any) -> Decision:
     return refuse(pb.ControlResponse.INVALID, "heartbeats are answered by the metadata leader and not logged")
 
 
-def unknown(_draft: RecordBuilder, _: Any) -> Decision:
+def unknown(_builder: RecordBuilder, _: Any) -> Decision:
     """Return the rejection of a request of an unknown kind, or of a batch that was not split."""
     return refuse(pb.ControlResponse.INVALID, "a request of a kind that this version does not know")
 
@@ -152,11 +152,11 @@ def decide(image: ClusterImage, request: pb.ControlRequest, now_ns: int, rules: 
     return run_to_end(deciding_on(RecordBuilder(image, now_ns, rules), request))
 
 
-def deciding_on(draft: RecordBuilder, request: pb.ControlRequest) -> Steps[Decision]:
-    """Decide ``request`` on the image of ``draft``, which collects the records, in steps, so that the event loop is not blocked."""
+def deciding_on(builder: RecordBuilder, request: pb.ControlRequest) -> Steps[Decision]:
+    """Decide ``request`` on the image of ``builder``, which collects the records, in steps, so that the event loop is not blocked."""
     name = request.WhichOneof("request")
     try:
-        decision = REQUESTS[name].decide(draft, getattr(request, name)) if name in REQUESTS else unknown(draft, None)
+        decision = REQUESTS[name].decide(builder, getattr(request, name)) if name in REQUESTS else unknown(builder, None)
         return decision if isinstance(decision, Decision) else (yield from decision)
     except RejectedError as rejected:
         return rejected.decision

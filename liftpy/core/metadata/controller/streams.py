@@ -58,112 +58,112 @@ AGAIN_AFTER_NS = 10 * NS_PER_S
 NO_ROOM = "the nodes there are have no room for it: add nodes, delete streams, or raise their limits of open files"
 
 
-def create_stream(draft: RecordBuilder, request: pb.CreateStream) -> Steps[Decision]:
+def create_stream(builder: RecordBuilder, request: pb.CreateStream) -> Steps[Decision]:
     """Create a stream. All its partitions are Online.
 
     The first replica of a partition leads. All replicas are in the ISR, because all logs are empty. If there are not
     enough nodes, the stream waits and has no partitions yet.
     """
     try:
-        current = draft.image.streams.get(request.name)
-        config = _check_config(draft, request, current)
+        current = builder.image.streams.get(request.name)
+        config = _check_config(builder, request, current)
         if current is not None:
             existing = refuse(pb.ControlResponse.EXISTS, f"stream {request.name!r} exists, attached to {current.subject!r}")
             existing.response.stream.CopyFrom(STREAM.to_pb(current))
             return existing
-        wanted = _partitions_to_place(draft, request)
-        placed = yield from _placed_or_waits(draft, wanted)
+        wanted = _partitions_to_place(builder, request)
+        placed = yield from _placed_or_waits(builder, wanted)
     except NoRoomError as error:
         return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, str(error))
     except ConfigError as error:
         return refuse(pb.ControlResponse.INVALID, stored_text(error))
     if request.dryRun:
-        return Decision((), pb.ControlResponse(plan=plan_of(draft.image, wanted, placed)))
+        return Decision((), pb.ControlResponse(plan=plan_of(builder.image, wanted, placed)))
     waits = isinstance(placed, NotEnoughNodesError)
-    draft.skip_leader_epochs(request.firstLeaderEpoch)
+    builder.skip_leader_epochs(request.firstLeaderEpoch)
     stream = StreamImage(
         name=request.name,
-        uid=draft.next_stream_uid(),
+        uid=builder.next_stream_uid(),
         subject=request.subject,
         config=config,
-        partitions=() if isinstance(placed, NotEnoughNodesError) else _accept_placement(draft, placed),
-        created_time_ns=draft.now_ns,
+        partitions=() if isinstance(placed, NotEnoughNodesError) else _accept_placement(builder, placed),
+        created_time_ns=builder.now_ns,
         placement=request.laterPlacement or wanted.policy,
         replication_factor=wanted.replication_factor or len(wanted.assignment[0].replicas),
         waiting=wanted.partitions if waits else 0,
     )
-    draft.add(StreamCreated(stream))
-    return draft.done(
+    builder.add(StreamCreated(stream))
+    return builder.done(
         pb.ControlResponse(stream=STREAM.to_pb(stream), detail=_existing_stream_text(request, wanted.policy, stream, placed))
     )
 
 
-def place_stream(draft: RecordBuilder, request: pb.PlaceStream) -> Steps[Decision]:
+def place_stream(builder: RecordBuilder, request: pb.PlaceStream) -> Steps[Decision]:
     """Create the partitions of a stream that waits for nodes.
 
     Nothing changes if there are still too few nodes, or if the stream does not wait anymore.
     """
-    unplaced = draft.image.streams.get(request.name)
+    unplaced = builder.image.streams.get(request.name)
     if unplaced is None or unplaced.uid != request.uid:
         return refuse(pb.ControlResponse.NOT_FOUND, f"there is no stream {request.name!r} of the id {request.uid!r}")
     if not unplaced.waiting:
-        return draft.done()
+        return builder.done()
     try:
-        placed = yield from place_on_image(draft, waiting_for(unplaced, draft.placement_index))
+        placed = yield from place_on_image(builder, waiting_for(unplaced, builder.placement_index))
     except ConfigError as error:
         return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, str(error))
-    draft.add(PartitionsAdded(unplaced.name, unplaced.uid, _accept_placement(draft, placed)))
-    return draft.done()
+    builder.add(PartitionsAdded(unplaced.name, unplaced.uid, _accept_placement(builder, placed)))
+    return builder.done()
 
 
-def add_partitions(draft: RecordBuilder, request: pb.AddPartitions) -> Steps[Decision]:
+def add_partitions(builder: RecordBuilder, request: pb.AddPartitions) -> Steps[Decision]:
     """Add partitions to a stream. Replicas of existing partitions do not move."""
-    stream = _find_stream(draft, request.name, request.uid)
+    stream = _find_stream(builder, request.name, request.uid)
     if stream.waiting:
         detail = f"stream {request.name!r} waits for nodes: partitions are added when it has some"
         return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, detail)
     try:
-        wanted = _wanted_more(draft, request, stream)
+        wanted = _wanted_more(builder, request, stream)
         if wanted is None:
-            return draft.done(pb.ControlResponse(stream=STREAM.to_pb(stream), detail=AS_MANY))
-        placed = yield from place_on_image(draft, wanted)
+            return builder.done(pb.ControlResponse(stream=STREAM.to_pb(stream), detail=AS_MANY))
+        placed = yield from place_on_image(builder, wanted)
     except (NoRoomError, NotEnoughNodesError) as error:
         return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, str(error))
     except ConfigError as error:
         return refuse(pb.ControlResponse.INVALID, str(error))
     if request.dryRun:
-        return Decision((), pb.ControlResponse(plan=plan_of(draft.image, wanted, placed)))
-    added = _accept_placement(draft, placed, wanted.first)
-    draft.add(PartitionsAdded(stream.name, stream.uid, added))
+        return Decision((), pb.ControlResponse(plan=plan_of(builder.image, wanted, placed)))
+    added = _accept_placement(builder, placed, wanted.first)
+    builder.add(PartitionsAdded(stream.name, stream.uid, added))
     more = replace(stream, partitions=(*stream.partitions, *added))
-    return draft.done(pb.ControlResponse(stream=STREAM.to_pb(more), detail="; ".join(placed.notes)))
+    return builder.done(pb.ControlResponse(stream=STREAM.to_pb(more), detail="; ".join(placed.notes)))
 
 
-def delete_stream(draft: RecordBuilder, request: pb.DeleteStream) -> Decision:
+def delete_stream(builder: RecordBuilder, request: pb.DeleteStream) -> Decision:
     """Delete the stream with the name and uid in the request. Without a uid, delete the stream that has the name now [M11]."""
-    stream = _find_stream(draft, request.name, request.uid)
-    draft.add(StreamDeleted(stream.name, stream.uid))
-    return draft.done(pb.ControlResponse(detail=stream.uid))
+    stream = _find_stream(builder, request.name, request.uid)
+    builder.add(StreamDeleted(stream.name, stream.uid))
+    return builder.done(pb.ControlResponse(detail=stream.uid))
 
 
-def _find_stream(draft: RecordBuilder, name: str, uid: str) -> StreamImage:
-    """Return the stream, as ``draft.find_stream`` does. The text for another uid differs, and controllers store it."""
-    stream = draft.find_stream(name, "")
+def _find_stream(builder: RecordBuilder, name: str, uid: str) -> StreamImage:
+    """Return the stream, as ``builder.find_stream`` does. The text for another uid differs, and controllers store it."""
+    stream = builder.find_stream(name, "")
     if uid not in ("", stream.uid):
         raise RejectedError(pb.ControlResponse.NOT_FOUND, f"stream {name!r} is {stream.uid} now; {uid} is gone")
     return stream
 
 
-def _check_config(draft: RecordBuilder, request: pb.CreateStream, current: StreamImage | None) -> StreamConfig:
+def _check_config(builder: RecordBuilder, request: pb.CreateStream, current: StreamImage | None) -> StreamConfig:
     """Check the request for a new stream and return its settings. Raise ConfigError for errors that do not depend on the nodes.
 
     ``current``: existing stream of this name, None if there is none.
     """
-    image = draft.image
+    image = builder.image
     check_name(request.name, "stream name")
     if request.name in RESERVED_NAMES:
         raise ConfigError(f"stream name {request.name!r} is a word of the protocol's own subjects: choose another")
-    check_data_subject(request.subject, draft.rules.namespace)
+    check_data_subject(request.subject, builder.rules.namespace)
     _check_count(request.subject, _count(request))
     if request.firstLeaderEpoch > MAX_FIRST_LEADER_EPOCH:
         raise ConfigError(f"first LeaderEpoch = {request.firstLeaderEpoch} is above {MAX_FIRST_LEADER_EPOCH}")
@@ -206,7 +206,7 @@ def _check_overlap(image: ClusterImage, answering: SubjectIndex, subject: str, c
         )
 
 
-def _partitions_to_place(draft: RecordBuilder, request: pb.CreateStream) -> PlacementRequest:
+def _partitions_to_place(builder: RecordBuilder, request: pb.CreateStream) -> PlacementRequest:
     assignment = assignment_from_pb(request.manual)
     if assignment and request.placement not in ("", MANUAL):
         raise ConfigError(f"an assignment needs placement {MANUAL!r}, not {request.placement!r}. Leave the placement out")
@@ -216,14 +216,14 @@ def _partitions_to_place(draft: RecordBuilder, request: pb.CreateStream) -> Plac
         raise ConfigError("a placement for later partitions needs an assignment of the first ones")
     factor = request.replicationFactor
     if not assignment and request.placement != MANUAL:
-        factor = factor or max(1, min(DEFAULT_REPLICATION_FACTOR, sum(node.takes for node in facts_of(draft.image))))
+        factor = factor or max(1, min(DEFAULT_REPLICATION_FACTOR, sum(node.takes for node in facts_of(builder.image))))
     _check_factor(factor or max((len(entry.replicas) for entry in assignment), default=1))
     return PlacementRequest(
         policy=MANUAL if assignment else request.placement,
         stream=request.name,
         partitions=_count(request),
         replication_factor=factor,
-        start=draft.placement_index,
+        start=builder.placement_index,
         assignment=assignment,
         allow_offline=request.allowOffline,
     )
@@ -240,7 +240,7 @@ def waiting_for(stream: StreamImage, start: int) -> PlacementRequest:
     )
 
 
-def _wanted_more(draft: RecordBuilder, request: pb.AddPartitions, stream: StreamImage) -> PlacementRequest | None:
+def _wanted_more(builder: RecordBuilder, request: pb.AddPartitions, stream: StreamImage) -> PlacementRequest | None:
     """Return the partitions to place for a request to add partitions. None: the request adds none.
 
     ``stream``: the stream. Raise ConfigError if the request is invalid.
@@ -257,14 +257,14 @@ def _wanted_more(draft: RecordBuilder, request: pb.AddPartitions, stream: Stream
             f"stream {stream.name!r} was placed by hand: assign its partitions {first} to {total - 1}, or name a placement"
         )
     _check_count(stream.subject, total)
-    others = draft.image.answering.without_stream(stream.name, stream.subject) if stream.answers else draft.image.answering
-    _check_overlap(draft.image, others, stream.subject, total, stream.config)
+    others = builder.image.answering.without_stream(stream.name, stream.subject) if stream.answers else builder.image.answering
+    _check_overlap(builder.image, others, stream.subject, total, stream.config)
     return PlacementRequest(
         policy=policy,
         stream=stream.name,
         partitions=total - first,
         replication_factor=stream.replica_count,
-        start=draft.placement_index,
+        start=builder.placement_index,
         first=first,
         assignment=assignment,
         allow_offline=request.allowOffline,
@@ -276,20 +276,20 @@ def _check_factor(factor: int) -> None:
         raise ConfigError(f"replication factor = {factor} is outside 1..{MAX_REPLICATION_FACTOR}")
 
 
-def _placed_or_waits(draft: RecordBuilder, wanted: PlacementRequest) -> Steps[PlacementResult | NotEnoughNodesError]:
+def _placed_or_waits(builder: RecordBuilder, wanted: PlacementRequest) -> Steps[PlacementResult | NotEnoughNodesError]:
     try:
-        return (yield from place_on_image(draft, wanted))
+        return (yield from place_on_image(builder, wanted))
     except NotEnoughNodesError as error:
         return error
 
 
-def _accept_placement(draft: RecordBuilder, placed: PlacementResult, first: int = 0) -> tuple[PartitionState, ...]:
+def _accept_placement(builder: RecordBuilder, placed: PlacementResult, first: int = 0) -> tuple[PartitionState, ...]:
     """Return the new partitions with the replicas in ``placed``, and advance the start index for later placements.
 
     ``first``: number of the first new partition.
     """
-    draft.placement_index = placed.next_start
-    return new_partitions(draft, placed.replicas, first)
+    builder.placement_index = placed.next_start
+    return new_partitions(builder, placed.replicas, first)
 
 
 def _existing_stream_text(
@@ -304,14 +304,14 @@ def _existing_stream_text(
     return "; ".join(notes)
 
 
-def alter_stream(draft: RecordBuilder, request: pb.AlterStream) -> Steps[Decision]:
+def alter_stream(builder: RecordBuilder, request: pb.AlterStream) -> Steps[Decision]:
     """Change the replication factor and the named settings of a stream.
 
     If the request names a config version, it must be current.
 
     New replicas go to the least loaded nodes on other racks. The least useful replicas are removed.
     """
-    current = draft.find_stream(request.name, request.uid)
+    current = builder.find_stream(request.name, request.uid)
     factor = request.replicationFactor
     if not (1 <= factor <= MAX_REPLICAS or (not factor and request.changed)):
         return refuse(pb.ControlResponse.INVALID, f"replication factor = {factor} is outside 1..{MAX_REPLICAS}")
@@ -324,22 +324,22 @@ def alter_stream(draft: RecordBuilder, request: pb.AlterStream) -> Steps[Decisio
             f"the settings of {current.name!r} are at version {current.config_version}, not {request.configVersion}: look again"
         )
         return refuse(pb.ControlResponse.STALE, detail)
-    partitions = (yield from _change_replication_factor(draft, current, factor)) if factor else list(current.partitions)
+    partitions = (yield from _change_replication_factor(builder, current, factor)) if factor else list(current.partitions)
     stream = replace(stream, replication_factor=factor or current.replication_factor, partitions=tuple(partitions))
     if request.dryRun:
         return Decision((), pb.ControlResponse(stream=STREAM.to_pb(stream)))
     if _rejection_rules_differ(current.config, stream.config):
         partitions = [_with_reset_standby_buffers(partition) for partition in partitions]
     if stream.config != current.config:
-        draft.add(StreamAltered(current.name, current.uid, stream.replication_factor, stream.config, stream.config_version))
+        builder.add(StreamAltered(current.name, current.uid, stream.replication_factor, stream.config, stream.config_version))
     elif stream.replication_factor != current.replication_factor:
-        draft.add(StreamAltered(current.name, current.uid, stream.replication_factor))
+        builder.add(StreamAltered(current.name, current.uid, stream.replication_factor))
     for number, changed in enumerate(partitions):
         if changed != current.partitions[number]:
-            partitions[number] = draft.change(current, changed)
+            partitions[number] = builder.change(current, changed)
         if number % PER_STEP == PER_STEP - 1:
             yield
-    return draft.done(pb.ControlResponse(stream=STREAM.to_pb(replace(stream, partitions=tuple(partitions)))))
+    return builder.done(pb.ControlResponse(stream=STREAM.to_pb(replace(stream, partitions=tuple(partitions)))))
 
 
 def _with_settings(current: StreamImage, request: pb.AlterStream) -> StreamImage:
@@ -364,8 +364,8 @@ def _with_reset_standby_buffers(partition: PartitionState) -> PartitionState:
     return replace(partition, pause=pause, pauses=partition.pauses + 1)
 
 
-def _change_replication_factor(draft: RecordBuilder, stream: StreamImage, factor: int) -> Steps[list[PartitionState]]:
-    facts = facts_of(draft.image)
+def _change_replication_factor(builder: RecordBuilder, stream: StreamImage, factor: int) -> Steps[list[PartitionState]]:
+    facts = facts_of(builder.image)
     on = Counter({node.node_id: node.replicas for node in facts})
     for partition in stream.partitions:
         for node_id, step in yield_replica_changes(partition):
@@ -392,20 +392,20 @@ def _why_no_node(stream: StreamImage, partition: PartitionState, factor: int, ta
     return f"{where} finds no node for replica {factor}: those that are left are full, or in racks that it has already"
 
 
-def open_groups(draft: RecordBuilder, request: pb.OpenGroups) -> Steps[Decision]:
+def open_groups(builder: RecordBuilder, request: pb.OpenGroups) -> Steps[Decision]:
     """Return the internal stream of consumer groups, and create it if needed. All readers may request it."""
-    stream = draft.image.streams.get(GROUPS_STREAM)
+    stream = builder.image.streams.get(GROUPS_STREAM)
     if stream is not None:
-        return draft.done(pb.ControlResponse(stream=STREAM.to_pb(stream)))
+        return builder.done(pb.ControlResponse(stream=STREAM.to_pb(stream)))
     config = StreamConfig(segment_bytes=SEGMENT_BYTES, retention_bytes=RETENTION_BYTES)
     wanted = pb.CreateStream(
         name=GROUPS_STREAM,
-        subject=Subjects(draft.rules.namespace).groups(),
+        subject=Subjects(builder.rules.namespace).groups(),
         partitions=request.partitions,
         replicationFactor=request.replicationFactor,
         config=CONFIG.to_pb(config),
     )
-    return (yield from create_stream(draft, wanted))
+    return (yield from create_stream(builder, wanted))
 
 
 def with_partition_count(request: pb.ControlRequest, config: ReplicationConfig) -> None:
@@ -415,9 +415,9 @@ def with_partition_count(request: pb.ControlRequest, config: ReplicationConfig) 
         request.openGroups.CopyFrom(wanted)
 
 
-def set_default_quota(draft: RecordBuilder, request: pb.SetDefaultQuota) -> Decision:
+def set_default_quota(builder: RecordBuilder, request: pb.SetDefaultQuota) -> Decision:
     """Set the values of the cluster's default quota that the request names. Other values do not change."""
-    image = draft.image
+    image = builder.image
     whole = QUOTA.to_pb(image.default_quota)
     for name in ("recordsPerS", "bytesPerS", "byToken"):
         if request.HasField(name):
@@ -427,8 +427,8 @@ def set_default_quota(draft: RecordBuilder, request: pb.SetDefaultQuota) -> Deci
     except ConfigError as error:
         return refuse(pb.ControlResponse.INVALID, f"default quota: {error}")
     if quota != image.default_quota:
-        draft.add(DefaultQuotaSet(quota))
-    return draft.done(pb.ControlResponse(defaultQuota=whole))
+        builder.add(DefaultQuotaSet(quota))
+    return builder.done(pb.ControlResponse(defaultQuota=whole))
 
 
 # ---- placement --------------------------------------------------------------------------------------------------------
@@ -439,25 +439,25 @@ def assignment_from_pb(lists: Iterable[pb.ReplicaList]) -> tuple[AssignmentEntry
     return tuple(AssignmentEntry(partition=entry.partition, replicas=tuple(entry.replicas)) for entry in lists)
 
 
-def place_on_image(draft: RecordBuilder, wanted: PlacementRequest) -> Steps[PlacementResult]:
+def place_on_image(builder: RecordBuilder, wanted: PlacementRequest) -> Steps[PlacementResult]:
     """Choose nodes of the image for the partitions ``wanted``. Raises the errors of ``place``.
 
     The start index for the next placement does not change.
     """
-    nodes = facts_of(draft.image)
+    nodes = facts_of(builder.image)
     if takes_long(nodes, wanted):
         candidates_for(nodes, wanted)
-        draft.takes_long()
+        builder.takes_long()
     return (yield from place_in_steps(nodes, wanted))
 
 
-def new_partitions(draft: RecordBuilder, placed: Sequence[Replicas], first: int = 0) -> tuple[PartitionState, ...]:
+def new_partitions(builder: RecordBuilder, placed: Sequence[Replicas], first: int = 0) -> tuple[PartitionState, ...]:
     """Return new empty partitions with numbers from ``first`` on. ``placed``: replicas of each.
 
     The first live replica leads, all live replicas are in the ISR. If all are down, the partition waits.
     """
-    leader_epoch, epoch = draft.next_leader_epochs(len(placed)), draft.next_epochs(len(placed))
-    live = {node for node in set().union(*placed) if draft.is_live(node)}
+    leader_epoch, epoch = builder.next_leader_epochs(len(placed)), builder.next_epochs(len(placed))
+    live = {node for node in set().union(*placed) if builder.is_live(node)}
     return tuple(
         _new_partition(first + number, replicas, live, leader_epoch + number, epoch + number)
         for number, replicas in enumerate(placed)
