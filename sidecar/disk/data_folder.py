@@ -7,6 +7,7 @@
 | ``log-ends`` | log end offset of each log at the clean stop of one process |
 | ``promises/`` | the journal of LeaderEpochs that candidates on this node have promised |
 | ``flush-probe.tmp`` | exists while the start measures the duration of a flush |
+| ``space-probe.tmp`` | exists while a node that a full disk has stopped checks whether there is space again |
 | ``raft/`` | files of the metadata group |
 | ``workers/<number>/`` | files of worker processes, and their promises until the next start |
 | ``streams/<stream>-<uid>/<partition>/`` | log of one partition |

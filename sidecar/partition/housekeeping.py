@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import shutil
 import threading
 import time
@@ -21,6 +22,7 @@ from pathlib import Path
 from liftpy.core.log.compaction import Compaction
 from liftpy.errors import CorruptionError, LiftError, StorageError
 from liftpy.nats.cancellation import end_tasks
+from sidecar.disk.files import FULL, write_space_probe
 from sidecar.partition.replica_manager import Partitions
 from sidecar.partition.worker import PartitionWorker
 from sidecar.runtime.tasks import spawn
@@ -32,10 +34,11 @@ RETENTION_EVERY_S = 5.0
 _AT_ONCE = 16
 _COMPACT_FROM_DIRTY_RATIO = 0.5
 SPACE_AGAIN_BYTES = 256 * 1024 * 1024
+SPACE_AGAIN_FILES = 1024
 SPACE_AGAIN_SHARE = 0.05
-"""Share of the file system that must be free before the node restarts after a full disk.
+"""Share of the bytes and of the inodes that must be free before the node restarts after a full disk.
 
-``SPACE_AGAIN_BYTES`` is enough, too.
+``SPACE_AGAIN_BYTES`` and ``SPACE_AGAIN_FILES`` are enough, too.
 """
 _TRIES_AGAIN_EVERY_S = 60.0
 RETENTION_WAIT_S = 600.0
@@ -74,7 +77,7 @@ class Housekeeping:
     async def _delete_old_records(self) -> None:
         while True:
             await asyncio.sleep(RETENTION_EVERY_S)
-            if not self._check_space():  # the restart may come before the state of deleted records is stored
+            if not await self._check_space():  # the restart may come before the state of deleted records is stored
                 await self._retention()
 
     async def _clean_logs(self) -> None:
@@ -82,25 +85,41 @@ class Housekeeping:
             await asyncio.sleep(RETENTION_EVERY_S)
             await self._clean()
 
-    def _check_space(self) -> bool:
+    async def _check_space(self) -> bool:
         """Check the free space of the disk. If a full disk has stopped partitions and now has space, restart the node.
 
-        Return True if the node restarts.
+        The node would not start on a disk that is still full, and so stop its other partitions, too. Return True if it restarts.
         """
         stopped = [worker.key for worker in self._partitions if worker.no_space]
         if not stopped or time.monotonic() - self._started < _TRIES_AGAIN_EVERY_S:
             return False
         try:
-            usage = shutil.disk_usage(self._folder)
+            free_bytes = await self._usable_bytes()
         except OSError as error:
             logger.warning("free space not known directory=%s error=%s: retrying", self._folder, error)
             return False
-        if usage.free < min(SPACE_AGAIN_BYTES, SPACE_AGAIN_SHARE * usage.total):
+        if not free_bytes:
             return False
         self._repair(
-            f"{stopped[0]} and {len(stopped) - 1} more, which the full disk had stopped: {usage.free >> 20} MiB are free now"
+            f"{stopped[0]} and {len(stopped) - 1} more, which the full disk had stopped: {free_bytes >> 20} MiB are free now"
         )
         return True
+
+    async def _usable_bytes(self) -> int:
+        """Return the free bytes of the disk. 0: its bytes, its inodes or a quota do not suffice. Raises OSError."""
+        usage = shutil.disk_usage(self._folder)
+        if usage.free < min(SPACE_AGAIN_BYTES, SPACE_AGAIN_SHARE * usage.total):
+            return 0
+        files = os.statvfs(self._folder)
+        if files.f_favail < min(SPACE_AGAIN_FILES, SPACE_AGAIN_SHARE * files.f_files):  # no limit: both are 0
+            return 0
+        try:
+            await _in_daemon_thread(partial(write_space_probe, self._folder))
+        except OSError as error:
+            if error.errno in FULL:
+                return 0
+            raise
+        return usage.free
 
     async def _checkpoints(self) -> None:
         done = 0

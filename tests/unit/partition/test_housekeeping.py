@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -285,7 +287,7 @@ LARGE = 1 << 40
         (True, 5 * 1024 * MIB, 255 * MIB, 61.0, False),
     ],
 )
-def test_housekeeping_restarts_partitions_stopped_by_a_full_disk_when_space_is_free(
+async def test_housekeeping_restarts_partitions_stopped_by_a_full_disk_when_space_is_free(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, no_space: bool, total: int, free: int, uptime_s: float, comes_back: bool
 ) -> None:
     now = [1000.0]
@@ -295,6 +297,42 @@ def test_housekeeping_restarts_partitions_stopped_by_a_full_disk_when_space_is_f
     reasons: list[str] = []
     keeping = Housekeeping(workers, 1.0, tmp_path, reasons.append)
     now[0] += uptime_s
-    keeping._check_space()
+    await keeping._check_space()
     assert bool(reasons) is comes_back
     assert all("orders/0" in reason for reason in reasons)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("files", "free_files", "comes_back"),
+    [(1 << 30, 1024, True), (1 << 30, 1023, False), (1000, 50, True), (1000, 49, False), (0, 0, True)],
+)
+async def test_housekeeping_does_not_restart_the_node_without_free_inodes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: int, free_files: int, comes_back: bool
+) -> None:
+    now = [1000.0]
+    only_in(monkeypatch, housekeeping, "time", monotonic=lambda: now[0])
+    monkeypatch.setattr(housekeeping.shutil, "disk_usage", lambda _: SimpleNamespace(total=LARGE, free=LARGE))
+    only_in(monkeypatch, housekeeping, "os", statvfs=lambda _: SimpleNamespace(f_files=files, f_favail=free_files))
+    workers: Any = [SimpleNamespace(key="orders/0", no_space=True)]
+    reasons: list[str] = []
+    keeping = Housekeeping(workers, 1.0, tmp_path, reasons.append)
+    now[0] += 61.0
+    await keeping._check_space()
+    assert bool(reasons) is comes_back
+
+
+async def test_housekeeping_does_not_restart_the_node_above_a_quota(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fails(_: Path) -> None:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    now = [1000.0]
+    only_in(monkeypatch, housekeeping, "time", monotonic=lambda: now[0])
+    monkeypatch.setattr(housekeeping.shutil, "disk_usage", lambda _: SimpleNamespace(total=LARGE, free=LARGE))
+    monkeypatch.setattr(housekeeping, "write_space_probe", fails)
+    workers: Any = [SimpleNamespace(key="orders/0", no_space=True)]
+    reasons: list[str] = []
+    keeping = Housekeeping(workers, 1.0, tmp_path, reasons.append)
+    now[0] += 61.0
+    await keeping._check_space()
+    assert reasons == []
