@@ -19,6 +19,7 @@ import logging
 import os
 import re
 import socket
+import ssl
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
@@ -31,7 +32,9 @@ from nats.aio.transport import Transport
 from nats.errors import Error, FlushTimeoutError, ProtocolError, UnexpectedEOF
 
 from liftpy.core.base.rate_limits import LogRateLimit
+from liftpy.errors import ConfigError
 from liftpy.nats.cancellation import end_tasks
+from liftpy.nats.credentials import Credentials
 from liftpy.nats.parser import READ_BYTES, StrictParser
 from liftpy.nats.reconnect_backoff import ReconnectBackoff
 from liftpy.nats.urls import wants_tls
@@ -197,6 +200,12 @@ class StrictConnection(Client):
         self._renewals = 0
         """Number of changes of the credentials."""
         self.reconnect_backoff = ReconnectBackoff()
+        self.credentials: Credentials | None = None
+        """Credentials whose TLS files are read again after a failed handshake. None: they are not read again."""
+        self._earlier_tls: ssl.SSLContext | None = None
+        """TLS context of the last connection, while a newer one with the same files is tried. None: no newer one is tried."""
+        self._has_failed_handshake = False
+        """True if the last connect reached a server, but the handshake failed."""
         self._pause_over = asyncio.Event()
         """Set to end the pause before the next connect."""
         self._has_connected = False
@@ -257,6 +266,7 @@ class StrictConnection(Client):
         if "tls" in options:
             self.options["tls"] = options["tls"]
         self._wants_tls = "tls" in options or self._urls_want_tls
+        self._earlier_tls, self._has_failed_handshake = None, False
         self._renewals += 1
         if self.is_connected:
             await self._process_op_err(Error(_RENEWED))
@@ -294,13 +304,16 @@ class StrictConnection(Client):
         """
         self._close_old_connection()
         self._has_info, renewals = False, self._renewals
+        self._has_failed_handshake = True
         try:
             await self._shake_hands()
         except Error as error:
+            self._has_failed_handshake = renewals == self._renewals
             if self._has_info and not isinstance(error, TimeoutError) and renewals == self._renewals:
                 self.reconnect_backoff.note_rejected()
             raise
         self._has_connected = True
+        self._earlier_tls, self._has_failed_handshake = None, False
         self.reconnect_backoff.note_connected(time.monotonic())
 
     async def _shake_hands(self) -> None:
@@ -337,6 +350,29 @@ class StrictConnection(Client):
                 async with asyncio.timeout(pause_s):  # not wait_for, which may swallow a cancellation
                     await self._pause_over.wait()
         await super()._select_next_server()
+
+    async def _connect_to_server(self, server: Any) -> None:
+        if self._has_connected and self._has_failed_handshake:
+            self._has_failed_handshake = False
+            self._change_tls()
+        try:
+            await super()._connect_to_server(server)
+        except ssl.SSLError:  # a WebSocket does the handshake here
+            self._has_failed_handshake = True
+            raise
+
+    def _change_tls(self) -> None:
+        """Read the TLS files again, because a handshake failed. After the next failure, return to the context before.
+
+        Operators replace the files while the connection is open. The new files may be wrong or incomplete, or the server may
+        have its new certificate later. So both contexts are tried in turn.
+        """
+        if self._earlier_tls is not None:
+            self.options["tls"], self._earlier_tls = self._earlier_tls, None
+        elif self.credentials is not None and (tls := self.options.get("tls")) is not None:
+            with contextlib.suppress(ConfigError):
+                self.options["tls"] = self.credentials.tls_context()
+                self._earlier_tls = tls
 
     def _closed_early(self, how: str) -> Error:
         """Note that the server closed the connection during the handshake, and return the error.

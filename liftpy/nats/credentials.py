@@ -106,10 +106,11 @@ class Credentials:
         if self.inbox_prefix:
             options["inbox_prefix"] = self.inbox_prefix.encode()
         if self.tls_ca_file or self.tls_cert_file:
-            options["tls"] = self._tls_context()
+            options["tls"] = self.tls_context()
         return options
 
-    def _tls_context(self) -> ssl.SSLContext:
+    def tls_context(self) -> ssl.SSLContext:
+        """Return a TLS context with the current content of the files. Raises ConfigError if a file cannot be used."""
         try:
             context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=self.tls_ca_file or None)
         except (OSError, ssl.SSLError, ValueError) as error:
