@@ -39,7 +39,7 @@ from liftpy.core.metadata.node_identity import (
 from liftpy.core.metadata.sessions import AnsweredHeartbeats, RegistrationOutcome, heartbeat_every_s, registration_result
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
-from liftpy.errors import FencedError, IncompatibleVersionError, LiftError
+from liftpy.errors import FencedError, IncompatibleVersionError, LiftError, NodeRemovedError
 from sidecar.metadata.group_role import GroupRole
 from sidecar.metadata.group_thread import GroupThread
 from sidecar.runtime import clock
@@ -360,7 +360,7 @@ class Membership:
         elif response.error == pb.ControlResponse.NOT_FOUND and self._is_removed(response.index):
             node_id = self._settings.node_id
             self._fatal(
-                FencedError(
+                NodeRemovedError(
                     f"Node {node_id!r} was removed from the cluster (liftpy node remove) while this process was paused, "
                     "so it stops. Its data directory was not deleted. To use the node again, start it: it joins as a new "
                     "member without replicas. Otherwise delete the data directory."
