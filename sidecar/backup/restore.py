@@ -132,12 +132,21 @@ async def set_cursors(client: Client, manifest: Manifest, uids: Mapping[str, str
     """Set the positions of groups and cursors for restored streams: the offsets of the backup, with the new uid.
 
     A stream that was deleted and created again has the name of a stream in the backup, but not its records. Its positions are not
-    set. ``uids``: uid of each stream in the cluster, by name. The result has the name of each group and cursor, and the reason of its
+    set. The same holds for partitions without a copy, which were added during the backup.
+
+    ``uids``: uid of each stream in the cluster, by name. The result has the name of each group and cursor, and the reason of its
     failure. '': the positions were set.
     """
-    was = {stream.uid: stream.name for stream in manifest.streams if stream.name in uids}
+    copied = {
+        (stream.name, stream.uid, one.partition)
+        for stream in manifest.streams
+        if stream.name in uids
+        for one in stream.partitions
+    }
     wanted = {
-        cursor.name: [(name, partition, at) for name, uid, partition, at in cursor.positions if was.get(uid) == name]
+        cursor.name: [
+            (name, partition, at) for name, uid, partition, at in cursor.positions if (name, uid, partition) in copied
+        ]
         for cursor in manifest.cursors
     }
     copies = {stream.name: stream for stream in manifest.streams}
