@@ -26,6 +26,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -66,6 +67,8 @@ from sidecar.runtime.settings import Target, credentials_environment, quiet_envi
 
 PREFIX = "restore-"
 """Prefix of the node ids of helper nodes."""
+_HELPER = re.compile(re.escape(PREFIX) + "[0-9a-f]{8}")
+"""Node ids of helper nodes. A node of an operator may have the prefix, too."""
 COORDINATOR_S = 60.0
 """Time to wait for a coordinator, in seconds."""
 _AGAIN_S = 0.2
@@ -326,7 +329,7 @@ def _is_abandoned(image: ClusterImage, node_id: str, node: NodeImage) -> bool:
 
     The result is False for a helper that another restore has stopped a moment ago.
     """
-    if not node_id.startswith(PREFIX) or image.is_live(node_id):
+    if not _HELPER.fullmatch(node_id) or image.is_live(node_id):
         return False
     return time.time_ns() - node.session_time_ns > ABANDONED_S * NS_PER_S
 
@@ -592,7 +595,7 @@ class Restore:
             existing = image.streams.get(one.wish.into)
             if existing is None:
                 continue
-            helpers = {node for p in existing.partitions for node in p.holders if node.startswith(PREFIX)}
+            helpers = {node for p in existing.partitions for node in p.holders if _HELPER.fullmatch(node)}
             if not (helpers and existing.config.read_only):
                 raise AlreadyExistsError(
                     f"Stream {existing.name} already exists, and a restore never overwrites a stream. Choose another name "

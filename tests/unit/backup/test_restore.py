@@ -116,7 +116,7 @@ async def begin(world: World, manifest: Manifest) -> None:
     [
         (("n1", "n2"), False, False, "never overwrites"), (("n1", "n2"), True, False, "never overwrites"),
         ((HELPER, "n1"), False, False, "never overwrites"), ((HELPER, "n1"), True, True, "Another process"),
-        ((HELPER, "n1"), True, False, ""),
+        (("restore-eu", "n1"), True, False, "never overwrites"), ((HELPER, "n1"), True, False, ""),
     ],
 )  # fmt: skip
 async def test_restore_deletes_only_unfinished_streams_of_an_earlier_failed_restore(
@@ -124,7 +124,7 @@ async def test_restore_deletes_only_unfinished_streams_of_an_earlier_failed_rest
 ) -> None:
     world = World()
     world.has(*replicas, read_only=read_only)
-    world.alive[HELPER] = alive
+    world.alive |= {HELPER: alive, "restore-eu": False}
     work = begin(world, manifest)
     if said:
         with pytest.raises(AlreadyExistsError, match=said):
@@ -139,9 +139,10 @@ async def test_restore_deletes_only_unfinished_streams_of_an_earlier_failed_rest
 async def test_restore_removes_the_helper_node_of_another_restore_only_after_a_delay(
     manifest: Manifest, stopped_s: float, removed: list[tuple[str, str]]
 ) -> None:
-    """A restore stops its helper before it creates its streams."""
+    """A restore stops its helper before it creates its streams. A node of an operator may have a similar name."""
     world = World()
-    world.stopped_s[HELPER] = stopped_s
+    world.alive["restore-eu"] = False
+    world.stopped_s = {HELPER: stopped_s, "restore-eu": 3600}
     await begin(world, manifest)
     assert world.done == removed
 
