@@ -292,7 +292,7 @@ async def test_backup_to_a_full_disk_removes_its_partial_files(
             store.remove(path)
     for room_bytes in range(0, needed, max(1, needed // 40)):
         disk.room_bytes = sum(before.values()) + room_bytes
-        with pytest.raises(StorageError, match="No space left"):
+        with pytest.raises(StorageError, match=r"No space left.*Remove old backups \(liftpy backup prune\)"):
             await create.take_backup(client, full, options)
         assert store.sizes("") == before, f"with {room_bytes} bytes left"
     disk.room_bytes = 1 << 30
