@@ -596,7 +596,8 @@ class Restore:
             if existing is None:
                 continue
             helpers = {node for p in existing.partitions for node in p.holders if _HELPER.fullmatch(node)}
-            if not (helpers and existing.config.read_only):
+            # a restore changes the settings only when it opens a stream, so later settings are those of an operator
+            if not helpers or not existing.config.read_only or existing.config_version:
                 raise AlreadyExistsError(
                     f"Stream {existing.name} already exists, and a restore never overwrites a stream. Choose another name "
                     "with --into."

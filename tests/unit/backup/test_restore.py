@@ -135,6 +135,16 @@ async def test_restore_deletes_only_unfinished_streams_of_an_earlier_failed_rest
         assert world.done == [("delete_stream", "orders", NEW_UID), ("remove_node", HELPER)]
 
 
+async def test_restore_keeps_a_stream_that_was_opened_and_made_read_only_later(manifest: Manifest) -> None:
+    """A restore was killed after it had opened the stream. Its helper is still a replica. The stream may have new records."""
+    world = World()
+    world.has(HELPER, "n1")
+    world.streams["orders"] = replace(world.streams["orders"], config_version=2)
+    with pytest.raises(AlreadyExistsError, match="never overwrites"):
+        await begin(world, manifest)
+    assert world.done == []
+
+
 @pytest.mark.parametrize(("stopped_s", "removed"), [(30, []), (3600, [("remove_node", HELPER)])])
 async def test_restore_removes_the_helper_node_of_another_restore_only_after_a_delay(
     manifest: Manifest, stopped_s: float, removed: list[tuple[str, str]]
