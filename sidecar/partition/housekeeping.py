@@ -19,6 +19,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from liftpy.core.base.rate_limits import doubled_wait_s
 from liftpy.core.log.compaction import Compaction
 from liftpy.errors import CorruptionError, LiftError, StorageError
 from liftpy.nats.cancellation import end_tasks
@@ -41,6 +42,9 @@ SPACE_AGAIN_SHARE = 0.05
 ``SPACE_AGAIN_BYTES`` and ``SPACE_AGAIN_FILES`` are enough, too.
 """
 _TRIES_AGAIN_EVERY_S = 60.0
+_LONGEST_PAUSE_S = 300.0
+_PAUSE_PER_RUN = 10.0
+"""Pause after a failed compaction, as a multiple of its duration, up to ``_LONGEST_PAUSE_S``. A run reads its input first."""
 RETENTION_WAIT_S = 600.0
 """Maximum time that retention waits for the compaction of a log with ``max_per_subject``. Retention then makes the run vain."""
 
@@ -58,6 +62,8 @@ class Housekeeping:
         self._compacting: PartitionWorker | None = None
         """Partition whose log is compacted now. None: no compaction runs."""
         self._compacting_since_s = 0.0
+        self._failed_runs: dict[PartitionWorker, tuple[int, float]] = {}
+        """Partition -> number of its consecutive failed compactions, and monotonic time of the next one, in seconds."""
         self._checkpointed: dict[PartitionWorker, int] = {}
         """Partition -> HW of its last checkpoint that is stored. A failed checkpoint is repeated, although the HW has not changed."""
 
@@ -162,7 +168,7 @@ class Housekeeping:
         for number, worker in enumerate(self._partitions):
             if worker.has_ended or worker.flusher.stalls or worker.log.closed or worker.storage_failed:
                 continue
-            if worker.log.may_be_cleaned:
+            if worker.log.may_be_cleaned and time.monotonic() >= self._failed_runs.get(worker, (0, 0.0))[1]:
                 if self._may_delete(worker):  # also if compactions of this log follow each other without a pause
                     worker.apply_retention(self._partitions.clocks.time_of_age_ns())
                 self._compacting, self._compacting_since_s = worker, time.monotonic()
@@ -181,6 +187,7 @@ class Housekeeping:
 
     async def _compact(self, worker: PartitionWorker) -> None:
         """Run one compaction of the log of ``worker`` in a thread of its own. A stop of the node does not wait for it."""
+        began_s = time.monotonic()
         try:
             compaction = worker.log.begin_compaction(
                 self._partitions.clocks.time_of_age_ns(), min_dirty_ratio=_COMPACT_FROM_DIRTY_RATIO
@@ -189,42 +196,51 @@ class Housekeeping:
                 return
             await _in_daemon_thread(compaction.run)
         except LiftError as error:
-            _log_failed(worker, error)
+            self._run_failed(worker, error, began_s)
             return
         if worker.has_ended:
             with contextlib.suppress(StorageError):  # its folder may be gone
                 compaction.abandon()
             return
         worker.flusher.alone(
-            partial(_complete, worker, compaction)
+            partial(self._complete, worker, compaction, began_s)
         )  # if a flush hangs, it runs after the flush, without blocking
+
+    def _complete(self, worker: PartitionWorker, compaction: Compaction, began_s: float) -> None:
+        try:
+            dropped = worker.log.complete_compaction(compaction)
+        except LiftError as error:
+            self._run_failed(worker, error, began_s)
+            return
+        self._failed_runs.pop(worker, None)
+        worker.mark_changed()
+        if dropped:
+            logger.info("log compacted partition=%s removed_records=%d", worker.key, dropped)
+
+    def _run_failed(self, worker: PartitionWorker, error: LiftError, began_s: float) -> None:
+        """Log the failure of the compaction that has begun at ``began_s`` (monotonic), and plan a later one.
+
+        The pause doubles with each failure, and grows with the duration. Otherwise a disk without space would keep a core busy.
+        """
+        if worker.has_ended:
+            return  # its log was closed, and its files went, while this had them in hand
+        if isinstance(error, CorruptionError):
+            worker.log.handle_damage(error)
+            return
+        now_s = time.monotonic()
+        count = self._failed_runs.get(worker, (0, 0.0))[0] + 1
+        pause_s = max(doubled_wait_s(count, RETENTION_EVERY_S, _LONGEST_PAUSE_S), _PAUSE_PER_RUN * (now_s - began_s))
+        pause_s = min(pause_s, _LONGEST_PAUSE_S)
+        self._failed_runs = {one: run for one, run in self._failed_runs.items() if not one.has_ended}
+        self._failed_runs[worker] = count, now_s + pause_s
+        logger.warning("compaction failed partition=%s error=%s: retrying in %.0f s", worker.key, error, pause_s)
+        if isinstance(error, StorageError):
+            worker.log_was_closed(error)
 
     async def close(self) -> None:
         await self._partitions.clocks.close()
         await end_tasks(self._tasks)
         self._tasks = []
-
-
-def _complete(worker: PartitionWorker, compaction: Compaction) -> None:
-    try:
-        dropped = worker.log.complete_compaction(compaction)
-    except LiftError as error:
-        _log_failed(worker, error)
-        return
-    worker.mark_changed()
-    if dropped:
-        logger.info("log compacted partition=%s removed_records=%d", worker.key, dropped)
-
-
-def _log_failed(worker: PartitionWorker, error: LiftError) -> None:
-    if worker.has_ended:
-        return  # its log was closed, and its files went, while this had them in hand
-    if isinstance(error, CorruptionError):
-        worker.log.handle_damage(error)
-        return
-    logger.warning("compaction failed partition=%s error=%s: retrying", worker.key, error)
-    if isinstance(error, StorageError):
-        worker.log_was_closed(error)
 
 
 async def _in_daemon_thread(work: Callable[[], None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import itertools
 import os
@@ -170,6 +171,34 @@ async def test_housekeeping_reports_damage_found_by_compaction(error: LiftError,
     one.compaction = SimpleNamespace(run=run)
     await Housekeeping(FakeWorkers([one]), 1.0, tmp_path, pytest.fail)._compact(one)  # type: ignore[arg-type]
     assert one.done == told
+
+
+@pytest.mark.parametrize("fails_at", ["run", "complete"])
+async def test_housekeeping_repeats_a_compaction_without_space_less_and_less_often(
+    fails_at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each run reads its segments before it knows that there is no space."""
+    monkeypatch.setattr(housekeeping, "RETENTION_EVERY_S", 0.002)
+    one, runs, has_space = FakeWorker("a"), list[float](), False
+
+    def fails(at: str) -> int:
+        runs.extend([time.monotonic()] * (at == "run"))
+        if at == fails_at and not has_space:
+            raise NoSpaceError("full")
+        return 1
+
+    one.compaction = SimpleNamespace(run=lambda: fails("run"))
+    one.log.complete_compaction = lambda compaction: fails("complete")
+    keeping = Housekeeping(FakeWorkers([one]), 1.0, tmp_path, pytest.fail)  # type: ignore[arg-type]
+    keeping.start()
+    await until(lambda: len(runs) >= 2)
+    await asyncio.sleep(0.6)
+    assert len(runs) <= 12
+    has_space = True
+    await until(lambda: "told" in one.done)
+    runs.clear()
+    await until(lambda: len(runs) > 20)
+    await keeping.close()
 
 
 async def test_housekeeping_repeats_a_failed_checkpoint_although_the_high_watermark_has_not_changed(tmp_path: Path) -> None:
