@@ -319,16 +319,8 @@ LARGE = 1 << 40
 async def test_housekeeping_restarts_partitions_stopped_by_a_full_disk_when_space_is_free(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, no_space: bool, total: int, free: int, uptime_s: float, comes_back: bool
 ) -> None:
-    now = [1000.0]
-    only_in(monkeypatch, housekeeping, "time", monotonic=lambda: now[0])
     monkeypatch.setattr(housekeeping.shutil, "disk_usage", lambda _: SimpleNamespace(total=total, free=free))
-    workers: Any = [SimpleNamespace(key="orders/0", no_space=no_space)]
-    reasons: list[str] = []
-    keeping = Housekeeping(workers, 1.0, tmp_path, reasons.append)
-    now[0] += uptime_s
-    await keeping._check_space()
-    assert bool(reasons) is comes_back
-    assert all("orders/0" in reason for reason in reasons)
+    assert await restarts(monkeypatch, tmp_path, no_space=no_space, uptime_s=uptime_s) is comes_back
     assert os.listdir(tmp_path) == []
 
 
@@ -339,29 +331,28 @@ async def test_housekeeping_restarts_partitions_stopped_by_a_full_disk_when_spac
 async def test_housekeeping_does_not_restart_the_node_without_free_inodes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: int, free_files: int, comes_back: bool
 ) -> None:
-    now = [1000.0]
-    only_in(monkeypatch, housekeeping, "time", monotonic=lambda: now[0])
     monkeypatch.setattr(housekeeping.shutil, "disk_usage", lambda _: SimpleNamespace(total=LARGE, free=LARGE))
     only_in(monkeypatch, housekeeping, "os", statvfs=lambda _: SimpleNamespace(f_files=files, f_favail=free_files))
-    workers: Any = [SimpleNamespace(key="orders/0", no_space=True)]
-    reasons: list[str] = []
-    keeping = Housekeeping(workers, 1.0, tmp_path, reasons.append)
-    now[0] += 61.0
-    await keeping._check_space()
-    assert bool(reasons) is comes_back
+    assert await restarts(monkeypatch, tmp_path) is comes_back
 
 
 async def test_housekeeping_does_not_restart_the_node_above_a_quota(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def fails(_: Path) -> None:
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
-    now = [1000.0]
-    only_in(monkeypatch, housekeeping, "time", monotonic=lambda: now[0])
     monkeypatch.setattr(housekeeping.shutil, "disk_usage", lambda _: SimpleNamespace(total=LARGE, free=LARGE))
     monkeypatch.setattr(housekeeping, "write_space_probe", fails)
-    workers: Any = [SimpleNamespace(key="orders/0", no_space=True)]
+    assert not await restarts(monkeypatch, tmp_path)
+
+
+async def restarts(monkeypatch: pytest.MonkeyPatch, folder: Path, *, no_space: bool = True, uptime_s: float = 61.0) -> bool:
+    """Return whether the node restarts at the first check of the space in ``folder``."""
+    now = [1000.0]
+    only_in(monkeypatch, housekeeping, "time", monotonic=lambda: now[0])
+    workers: Any = [SimpleNamespace(key="orders/0", no_space=no_space)]
     reasons: list[str] = []
-    keeping = Housekeeping(workers, 1.0, tmp_path, reasons.append)
-    now[0] += 61.0
+    keeping = Housekeeping(workers, 1.0, folder, reasons.append)
+    now[0] += uptime_s
     await keeping._check_space()
-    assert reasons == []
+    assert all("orders/0" in reason for reason in reasons)
+    return bool(reasons)
