@@ -420,7 +420,8 @@ async def script_controllers_with_new_disks_delete_no_data_of_a_node_that_runs(s
     s["n4"].wants_restart = False
     s.forget_log()
     await s.start("n1", "n2", "n3")
-    await s.becomes(lambda: s["n4"].exits == [1], what="n4 ends")
+    await s.becomes(lambda: s["n4"].exits == [1], what="n4 ends, and its supervisor may start it again")
+    s.expect_in("CRITICAL node.failed: * error=The metadata group does not know node 'n4' any more, *", "\n".join(s.log("n4")))
     s.expect_in("ERROR partition.kept: metadata went back or was rescued partitions=2: keeping", "\n".join(s.log("n4")))
     s.expect(_logs(s, "n4"), ["orders/0", "orders/1"], "logs")
     await s.start("n4")
