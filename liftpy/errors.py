@@ -116,6 +116,12 @@ class DataDirectoryLockedError(StorageError):
     code = "DATA_DIRECTORY_LOCKED"
 
 
+class UnusableDataDirectoryError(StorageError):
+    """The data directory belongs to another user, or its lock is not a file. The text says what to do before the next start."""
+
+    code = "UNUSABLE_DATA_DIRECTORY"
+
+
 class OffsetOutOfRangeError(LiftError):
     """The offset is below the log start or past the end. Choose an offset in the range that the text names."""
 
@@ -162,6 +168,12 @@ class FencedError(LiftError):
     """The request came from an older incarnation or epoch of a node. The node must learn the new state first."""
 
     code = "FENCED"
+
+
+class NodeRemovedError(FencedError):
+    """An operator removed the node from the cluster while its process was paused. The process ends. Start it to join again."""
+
+    code = "NODE_REMOVED"
 
 
 class UnavailableError(LiftError):

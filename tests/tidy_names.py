@@ -27,6 +27,7 @@ UNREFERENCED = {
     "liftpy.client.awaitable_context.AwaitableContext.throw": "coroutines have it: asyncio cancels by it",
     "liftpy.nats.connection.StrictConnection._connect_command": _NATS,
     "liftpy.nats.connection.StrictConnection._process_info": _NATS,
+    "liftpy.nats.connection.StrictConnection._connect_to_server": _NATS,
     "liftpy.nats.connection.StrictConnection._select_next_server": _NATS,
     "sidecar.runtime.logs.TextFormatter.formatMessage": "the logging module calls it",
     "liftpy.client.batch_view.BatchSlice.to_pandas": "for applications",

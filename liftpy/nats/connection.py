@@ -19,6 +19,7 @@ import logging
 import os
 import re
 import socket
+import ssl
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
@@ -31,7 +32,9 @@ from nats.aio.transport import Transport
 from nats.errors import Error, FlushTimeoutError, ProtocolError, UnexpectedEOF
 
 from liftpy.core.base.rate_limits import LogRateLimit
+from liftpy.errors import ConfigError
 from liftpy.nats.cancellation import end_tasks
+from liftpy.nats.credentials import FILE_OPTIONS, Credentials
 from liftpy.nats.parser import READ_BYTES, StrictParser
 from liftpy.nats.reconnect_backoff import ReconnectBackoff
 from liftpy.nats.urls import wants_tls
@@ -197,6 +200,14 @@ class StrictConnection(Client):
         self._renewals = 0
         """Number of changes of the credentials."""
         self.reconnect_backoff = ReconnectBackoff()
+        self.credentials: Credentials | None = None
+        """Credentials whose files are read again after a failed handshake. None: they are not read again."""
+        self._content: Mapping[str, Any] = {}
+        """Content of the files that this connection uses now, as in ``Credentials.nats_options``."""
+        self._earlier_content: Mapping[str, Any] | None = None
+        """Content that the last connection used, while a newer one of the same files is tried. None: no newer one is tried."""
+        self._has_failed_handshake = False
+        """True if the last connect reached a server, but the handshake failed."""
         self._pause_over = asyncio.Event()
         """Set to end the pause before the next connect."""
         self._has_connected = False
@@ -222,6 +233,7 @@ class StrictConnection(Client):
         urls = [servers] if isinstance(servers, str) else list(servers)
         self._urls_want_tls = wants_tls(urls)
         self._wants_tls = bool(options.get("tls")) or self._urls_want_tls
+        self._content = {name: options.get(name) for name in FILE_OPTIONS}
         if report := options.get("error_cb"):
             options["error_cb"] = partial(self._report, report)
         await super().connect(servers=servers, **options)
@@ -247,21 +259,27 @@ class StrictConnection(Client):
 
     async def renew(self, options: Mapping[str, Any]) -> None:
         """Reconnect with other credentials (``Credentials.nats_options``). Pending requests fail as after a lost connection."""
-        self._user_credentials, self._nkeys_seed = options.get("user_credentials"), options.get("nkeys_seed")
-        self._user_jwt_cb = self._signature_cb = self._public_nkey = None
-        if self._user_credentials is not None or self._nkeys_seed is not None:
-            self._setup_nkeys_connect()
         for name in ("user", "password", "token"):
             self.options[name] = options.get(name)
-        self.options.pop("tls", None)
-        if "tls" in options:
-            self.options["tls"] = options["tls"]
-        self._wants_tls = "tls" in options or self._urls_want_tls
+        self._use_content(options)
+        self._wants_tls = self.options.get("tls") is not None or self._urls_want_tls
+        self._earlier_content, self._has_failed_handshake = None, False
         self._renewals += 1
         if self.is_connected:
             await self._process_op_err(Error(_RENEWED))
         self.reconnect_backoff.reset()
         self._pause_over.set()
+
+    def _use_content(self, content: Mapping[str, Any]) -> None:
+        """Use other content of files for the next connect. ``content``: values by name, as in ``FILE_OPTIONS``."""
+        self._content = {name: content.get(name) for name in FILE_OPTIONS}
+        self._user_credentials, self._nkeys_seed_str = self._content["user_credentials"], self._content["nkeys_seed_str"]
+        self._user_jwt_cb = self._signature_cb = self._public_nkey = None
+        if self._user_credentials is not None or self._nkeys_seed_str is not None:
+            self._setup_nkeys_connect()
+        self.options.pop("tls", None)
+        if self._content["tls"] is not None:
+            self.options["tls"] = self._content["tls"]
 
     def try_write(self, subject: str, reply: str, payload: bytes, room_bytes: int) -> bool:
         """Queue a message for writing as ``publish`` does, at half the cost. Return False if it was not queued.
@@ -294,13 +312,16 @@ class StrictConnection(Client):
         """
         self._close_old_connection()
         self._has_info, renewals = False, self._renewals
+        self._has_failed_handshake = True
         try:
             await self._shake_hands()
         except Error as error:
+            self._has_failed_handshake = renewals == self._renewals
             if self._has_info and not isinstance(error, TimeoutError) and renewals == self._renewals:
                 self.reconnect_backoff.note_rejected()
             raise
         self._has_connected = True
+        self._earlier_content, self._has_failed_handshake = None, False
         self.reconnect_backoff.note_connected(time.monotonic())
 
     async def _shake_hands(self) -> None:
@@ -337,6 +358,32 @@ class StrictConnection(Client):
                 async with asyncio.timeout(pause_s):  # not wait_for, which may swallow a cancellation
                     await self._pause_over.wait()
         await super()._select_next_server()
+
+    async def _connect_to_server(self, server: Any) -> None:
+        if self._has_connected and self._has_failed_handshake:
+            self._has_failed_handshake = False
+            self._change_content()
+        try:
+            await super()._connect_to_server(server)
+        except ssl.SSLError:  # a WebSocket does the handshake here
+            self._has_failed_handshake = True
+            raise
+
+    def _change_content(self) -> None:
+        """Read the files again, because a handshake failed. After the next failure, return to the content before.
+
+        Operators replace the files while the connection is open. The new files may be wrong or incomplete, or the server may
+        accept them later. So both contents are tried in turn. nats-py itself would read the files of a user in each handshake: it
+        hangs if a JWT is missing, and signs with a new seed in the name of the old user.
+        """
+        if self._earlier_content is not None:
+            self._use_content(self._earlier_content)
+            self._earlier_content = None
+        elif self.credentials is not None and self.credentials.has_files:
+            with contextlib.suppress(ConfigError):
+                earlier_content, content = self._content, self.credentials.nats_options()
+                self._use_content(content)
+                self._earlier_content = earlier_content
 
     def _closed_early(self, how: str) -> Error:
         """Note that the server closed the connection during the handshake, and return the error.

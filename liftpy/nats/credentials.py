@@ -6,10 +6,13 @@ import hashlib
 import re
 import ssl
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from liftpy.core.wire.subjects import check_inbox_prefixes, check_node_or_principal
 from liftpy.errors import ConfigError
+
+if TYPE_CHECKING:
+    from nats.aio.client import RawCredentials
 
 _MAX_FILE_BYTES = 1024 * 1024
 _JWT = re.compile(rb"-----BEGIN NATS USER JWT-----\s+(\S+)\s+-{3,}END NATS USER JWT-{3,}")
@@ -17,6 +20,8 @@ _SEED = re.compile(rb"-----BEGIN USER NKEY SEED-----\s+(\S+)\s+-{3,}END USER NKE
 
 
 _FILES = ("creds_file", "nkey_seed_file", "tls_ca_file", "tls_cert_file", "tls_key_file")
+FILE_OPTIONS = ("user_credentials", "nkeys_seed_str", "tls")
+"""Names of the arguments of ``nats.connect`` that have the content of files."""
 PROOFS = ("user", "password", "token", *_FILES)
 """Names of the fields that authenticate this client or the server."""
 
@@ -85,19 +90,20 @@ class Credentials:
         if self.principal:
             check_node_or_principal(self.principal, "principal")
 
+    @property
+    def has_files(self) -> bool:
+        """True if a field names a file."""
+        return any(getattr(self, name) for name in _FILES)
+
     def proofs(self) -> dict[str, bytes]:
         """Return a digest of each field, or of the content of its file, by field name."""
         return {name: _proof(name, getattr(self, name)) for name in PROOFS}
 
     def nats_options(self) -> dict[str, Any]:
-        """Return the arguments for ``nats.connect``. Raises ConfigError if a file cannot be used."""
-        if self.creds_file:
-            _check_creds(self.creds_file)
-        if self.nkey_seed_file:
-            _check_seed(self.nkey_seed_file, _read_file(self.nkey_seed_file, "nkey_seed_file"))
+        """Return the arguments for ``nats.connect``, with the content of the files. Raises ConfigError if a file cannot be used."""
         options: dict[str, Any] = {
-            "user_credentials": self.creds_file,
-            "nkeys_seed": self.nkey_seed_file,
+            "user_credentials": _read_creds(self.creds_file) if self.creds_file else None,
+            "nkeys_seed_str": _read_seed(self.nkey_seed_file) if self.nkey_seed_file else "",
             "user": self.user,
             "password": self.password,
             "token": self.token,
@@ -161,13 +167,24 @@ def _check_inbox_prefix(prefix: str) -> None:
         ) from None
 
 
-def _check_creds(path: str) -> None:
+def _read_creds(path: str) -> RawCredentials:
+    """Return the JWT and the seed in the file ``path``, in the form that nats-py reads. Raises ConfigError without both."""
+    from nats.aio.client import RawCredentials  # imported here, because commands without a connection do not need nats-py
+
     text = _read_file(path, "creds_file")
     jwt, seed = _JWT.search(text), _SEED.search(text)
     if jwt is None or seed is None:
         missing = "JWT" if jwt is None else "nkey seed"
         raise ConfigError(f"creds_file {path} contains no user {missing}. Use the file that `nsc generate creds` writes.")
     _check_seed(path, seed[1], "creds_file")
+    parts = (b"-----BEGIN NATS USER JWT-----", jwt[1], b"-----BEGIN USER NKEY SEED-----", seed[1], b"")
+    return RawCredentials(b"\n".join(parts).decode("ascii", "replace"))
+
+
+def _read_seed(path: str) -> str:
+    text = _read_file(path, "nkey_seed_file").strip()
+    _check_seed(path, text)
+    return text.decode("ascii")
 
 
 def _check_seed(path: str, seed: bytes, name: str = "nkey_seed_file") -> None:

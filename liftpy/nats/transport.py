@@ -97,6 +97,7 @@ async def open_connection(
         **nats_options,
     }
     connection = StrictConnection()
+    connection.credentials = credentials
     if carrier is not None:
         connection.use_carrier(carrier)
     seen = _LastError()

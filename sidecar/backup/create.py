@@ -200,7 +200,8 @@ class _BackupRun:
         copies = await self._copy_streams(streams, bounds, before)
         if self.deleted:
             await in_thread(self._remove_unused, copies)
-        cursors = _cursors(described, {stream.name for stream in copies})
+        copied_keys = {PartitionKey(stream.name, stream.uid, one.partition) for stream in copies for one in stream.partitions}
+        cursors = _cursors(described, copied_keys)
         self.step("image")
         copied = state.image
         for name in self.deleted:
@@ -417,11 +418,12 @@ class Barrier:
     knows_dropped: bool = True
 
 
-def _cursors(described: Iterable[tuple[str, bool, dict[PartitionKey, int]]], streams: set[str]) -> tuple[CursorCopy, ...]:
+def _cursors(described: Iterable[tuple[str, bool, dict[PartitionKey, int]]], keys: set[PartitionKey]) -> tuple[CursorCopy, ...]:
+    """Return the positions for a manifest. ``keys``: partitions in the backup. A stream may have got others during the backup."""
     copies = []
     for name, is_cursor, positions in described:
         copied_positions = sorted(
-            (key.stream, key.uid, key.partition, at) for key, at in positions.items() if key.stream in streams and at >= 0
+            (key.stream, key.uid, key.partition, at) for key, at in positions.items() if key in keys and at >= 0
         )
         if copied_positions:
             copies.append(CursorCopy(name=name, is_cursor=is_cursor, positions=tuple(copied_positions)))

@@ -26,6 +26,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -66,6 +67,8 @@ from sidecar.runtime.settings import Target, credentials_environment, quiet_envi
 
 PREFIX = "restore-"
 """Prefix of the node ids of helper nodes."""
+_HELPER = re.compile(re.escape(PREFIX) + "[0-9a-f]{8}")
+"""Node ids of helper nodes. A node of an operator may have the prefix, too."""
 COORDINATOR_S = 60.0
 """Time to wait for a coordinator, in seconds."""
 _AGAIN_S = 0.2
@@ -132,12 +135,21 @@ async def set_cursors(client: Client, manifest: Manifest, uids: Mapping[str, str
     """Set the positions of groups and cursors for restored streams: the offsets of the backup, with the new uid.
 
     A stream that was deleted and created again has the name of a stream in the backup, but not its records. Its positions are not
-    set. ``uids``: uid of each stream in the cluster, by name. The result has the name of each group and cursor, and the reason of its
+    set. The same holds for partitions without a copy, which were added during the backup.
+
+    ``uids``: uid of each stream in the cluster, by name. The result has the name of each group and cursor, and the reason of its
     failure. '': the positions were set.
     """
-    was = {stream.uid: stream.name for stream in manifest.streams if stream.name in uids}
+    copied = {
+        (stream.name, stream.uid, one.partition)
+        for stream in manifest.streams
+        if stream.name in uids
+        for one in stream.partitions
+    }
     wanted = {
-        cursor.name: [(name, partition, at) for name, uid, partition, at in cursor.positions if was.get(uid) == name]
+        cursor.name: [
+            (name, partition, at) for name, uid, partition, at in cursor.positions if (name, uid, partition) in copied
+        ]
         for cursor in manifest.cursors
     }
     copies = {stream.name: stream for stream in manifest.streams}
@@ -317,7 +329,7 @@ def _is_abandoned(image: ClusterImage, node_id: str, node: NodeImage) -> bool:
 
     The result is False for a helper that another restore has stopped a moment ago.
     """
-    if not node_id.startswith(PREFIX) or image.is_live(node_id):
+    if not _HELPER.fullmatch(node_id) or image.is_live(node_id):
         return False
     return time.time_ns() - node.session_time_ns > ABANDONED_S * NS_PER_S
 
@@ -583,8 +595,9 @@ class Restore:
             existing = image.streams.get(one.wish.into)
             if existing is None:
                 continue
-            helpers = {node for p in existing.partitions for node in p.holders if node.startswith(PREFIX)}
-            if not (helpers and existing.config.read_only):
+            helpers = {node for p in existing.partitions for node in p.holders if _HELPER.fullmatch(node)}
+            # a restore changes the settings only when it opens a stream, so later settings are those of an operator
+            if not helpers or not existing.config.read_only or existing.config_version:
                 raise AlreadyExistsError(
                     f"Stream {existing.name} already exists, and a restore never overwrites a stream. Choose another name "
                     "with --into."

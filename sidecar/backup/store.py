@@ -10,6 +10,7 @@ The module also limits the rate in bytes per second, over all copies that run at
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -28,6 +29,17 @@ from sidecar.runtime.tasks import start_attended
 _ATOMIC = ("s3", "gcs", "abfs")
 """Kinds of stores in which a file appears only when it is closed."""
 _PART = ".part"
+_FULL = (
+    "The store has no free space, or no free inodes (df, df -i). Remove old backups (liftpy backup prune) or make it larger, "
+    "then run the command again."
+)
+_ADVICE = {
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL.replace("free inodes (df, df -i)", "quota for this user"),
+    errno.EROFS: "The store is mounted read-only. Mount it writable, then run the command again.",
+    errno.EACCES: "Check the permissions of the store.",
+}
+"""Error number -> what to do about it. Other errors have a general text."""
 DEFAULT_BYTES_PER_S = 50 * 1024 * 1024
 """Default of ``backup_bytes_per_s``, the rate at which a backup reads from the cluster."""
 
@@ -39,9 +51,9 @@ def _storage_errors(what: str) -> Iterator[None]:
     except FileNotFoundError:
         raise CorruptionError(f"{what} is missing in the backup store. The backup is damaged: use another one.") from None
     except (OSError, pa.ArrowException) as error:
-        raise StorageError(
-            f"Cannot access {what} in the backup store: {error}. Check the URL, the network and the credentials."
-        ) from error
+        number = error.errno if isinstance(error, OSError) else None
+        advice = _ADVICE.get(number or 0, "Check the URL, the network and the credentials.")
+        raise StorageError(f"Cannot access {what} in the backup store: {str(error).removesuffix('.')}. {advice}") from error
 
 
 def shown_store(url: str) -> str:

@@ -14,7 +14,7 @@ from liftpy.nats.urls import check_urls, without_secrets
 from sidecar.cli.help import SHARED_OPTIONS, HelpGroup, complete_context, options_before
 from sidecar.cli.options import add_shared_options, json_option
 from sidecar.cli.output import print_table
-from sidecar.runtime.contexts import SECRETS, Contexts, check_values, from_nats_cli, nats_cli_file
+from sidecar.runtime.contexts import SECRETS, Contexts, check_values, from_nats_cli, lock_contexts, nats_cli_file
 from sidecar.runtime.settings import DEFAULT_NAMESPACE, config_home, contexts_file, named_context
 
 
@@ -34,11 +34,11 @@ def context() -> None:
     """
 
 
-def _load() -> Contexts:
+def _path() -> Path:
     path = contexts_file()
     if path is None:
         raise ConfigError("Cannot find the directory of the contexts. Set HOME or XDG_CONFIG_HOME.")
-    return Contexts.load(path)
+    return path
 
 
 @context.command(example="liftpy context add prod --nats tls://nats.example:4222 --creds prod.creds --select")
@@ -87,11 +87,11 @@ def add(
     check_values(name, values)
     if "nats" in values:
         check_urls(tuple(url.strip() for url in values["nats"].split(",")))
-    contexts = _load()
-    if name in contexts.values and not may_replace:
-        raise click.UsageError(f"Context {name!r} exists already. Use --replace to replace it.", ctx)
-    contexts = replace(contexts, values={**contexts.values, name: values}, selected=name if select_it else contexts.selected)
-    contexts.save()
+    with lock_contexts(_path()) as contexts:
+        if name in contexts.values and not may_replace:
+            raise click.UsageError(f"Context {name!r} exists already. Use --replace to replace it.", ctx)
+        selected = name if select_it else contexts.selected
+        replace(contexts, values={**contexts.values, name: values}, selected=selected).save()
     if unused:
         click.echo(
             f"liftpy does not support these settings of the NATS context and ignores them: {', '.join(unused)}.", err=True
@@ -107,10 +107,10 @@ def select(name: str | None, none: bool) -> None:
     """Let commands use context NAME where no option and no variable names another one."""
     if (name is None) != none:
         raise click.UsageError("Give the name of a context, or --none.")
-    contexts = _load()
-    if name is not None:
-        contexts.values_of(name)
-    replace(contexts, selected=name or "").save()
+    with lock_contexts(_path()) as contexts:
+        if name is not None:
+            contexts.values_of(name)
+        replace(contexts, selected=name or "").save()
     click.echo(f"Context {name} is selected." if name else "No context is selected.")
 
 
@@ -118,10 +118,10 @@ def select(name: str | None, none: bool) -> None:
 @click.argument("name", shell_complete=complete_context)
 def remove(name: str) -> None:
     """Remove context NAME. Files that it names stay."""
-    contexts = _load()
-    contexts.values_of(name)
-    left = {key: values for key, values in contexts.values.items() if key != name}
-    replace(contexts, values=left, selected="" if contexts.selected == name else contexts.selected).save()
+    with lock_contexts(_path()) as contexts:
+        contexts.values_of(name)
+        left = {key: values for key, values in contexts.values.items() if key != name}
+        replace(contexts, values=left, selected="" if contexts.selected == name else contexts.selected).save()
     click.echo(f"Context {name} was removed.")
 
 
@@ -129,7 +129,7 @@ def remove(name: str) -> None:
 @json_option
 def list_(as_json: bool) -> None:
     """List the contexts. The one in use has a star. Passwords and tokens are not shown."""
-    contexts = _load()
+    contexts = Contexts.load(_path())
     used = named_context() or contexts.selected
     if as_json:
         rows = [

@@ -80,8 +80,9 @@ def sidecar(config: Path | None, as_json: bool, **flags: Any) -> int:
       3    no answer from NATS or the cluster
       75   restart requested, to repair a log.
       78   do not restart, an operator must act. The data directory belongs to
-           another node or version, a controller lost data, or this version
-           does not support the feature level of the cluster.
+           another node, user or version, or a controller lost data. This
+           version does not support the feature level of the cluster. Or an
+           operator has removed the node.
     """
     limit_waits_for_readers()
     received = _record_stop_signals()

@@ -21,7 +21,7 @@ from liftpy.client import Client
 from liftpy.core.metadata.features import FEATURES, FIRST, FeatureLevels
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.node_reports import fetch_health
-from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.options import ask_consent, connection_options, json_option, yes_option
 from sidecar.cli.output import print_table
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
@@ -160,24 +160,36 @@ def _unwell(health: dict[str, Any]) -> str:
 @upgrade.command(example="liftpy upgrade finalize --dry-run")
 @_level_option
 @click.option("--dry-run", is_flag=True, help="Check only, and change nothing.")
+@yes_option
 @json_option
 @connection_options
-def finalize(level: int | None, dry_run: bool, as_json: bool, target: Target) -> int:
+def finalize(level: int | None, dry_run: bool, yes: bool, as_json: bool, target: Target) -> int:
     """Finalize the highest feature level that all nodes support. Exit code 1: not possible, nothing changed.
 
     After that, nodes with older versions are rejected. `liftpy upgrade report` shows whether you can go back.
     """
 
-    async def work(client: Client) -> tuple[int, FeatureLevels, str]:
+    async def check_level(client: Client) -> tuple[int, FeatureLevels]:
         wanted, levels = await _requested_level(client, level)
         if wanted < levels.level and not levels.reasons:
             why = f"Level {wanted} is below the current level {levels.level}. Use `liftpy upgrade revert` to go back."
             levels = replace(levels, reasons=(why,))
-        if dry_run or levels.reasons or wanted == levels.level:
-            return wanted, levels, ""
-        return wanted, levels, await client.admin.set_feature_level(wanted)
+        return wanted, levels
 
-    return _print_result(*with_client(target, work), as_json)
+    wanted, levels = with_client(target, check_level)
+    if dry_run or levels.reasons or wanted == levels.level:
+        return _print_result(wanted, levels, "", as_json)
+    has_way_back = all(feature.has_way_back for feature in FEATURES if levels.level < feature.level <= wanted)
+    lines = (
+        f"The cluster is at feature level {levels.level}. After level {wanted} it rejects nodes that do not support it.",
+        "You can go back only while nothing uses the level." if has_way_back else "You cannot go back.",
+    )
+    ask_consent(yes, f"Finalize level {wanted}?", lines)
+
+    async def set_level(client: Client) -> str:
+        return await client.admin.set_feature_level(wanted)
+
+    return _print_result(wanted, levels, with_client(target, set_level), as_json)
 
 
 @upgrade.command(example="liftpy upgrade revert --dry-run")

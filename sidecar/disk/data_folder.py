@@ -7,6 +7,7 @@
 | ``log-ends`` | log end offset of each log at the clean stop of one process |
 | ``promises/`` | the journal of LeaderEpochs that candidates on this node have promised |
 | ``flush-probe.tmp`` | exists while the start measures the duration of a flush |
+| ``space-probe.tmp`` | exists while a node that a full disk has stopped checks whether there is space again |
 | ``raft/`` | files of the metadata group |
 | ``workers/<number>/`` | files of worker processes, and their promises until the next start |
 | ``streams/<stream>-<uid>/<partition>/`` | log of one partition |
@@ -42,6 +43,7 @@ from liftpy.errors import (
     NoSpaceError,
     StorageError,
     UnknownFormatError,
+    UnusableDataDirectoryError,
 )
 from sidecar.disk.files import (
     DirectoryCreator,
@@ -157,13 +159,13 @@ class DataDirectory:
                 self.lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o640)
             except OSError as error:
                 if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
-                    raise StorageError(
+                    raise UnusableDataDirectoryError(
                         f"{path / 'lock'} is a link, or not a file. Remove it, then start the node again."
                     ) from None
                 raise
             if not stat.S_ISREG(os.fstat(self.lock).st_mode):
                 os.close(self.lock)
-                raise StorageError(f"{path / 'lock'} is not a file. Remove it, then start the node again.")
+                raise UnusableDataDirectoryError(f"{path / 'lock'} is not a file. Remove it, then start the node again.")
         self._lock()
         self._sign_lock()
 
@@ -204,14 +206,14 @@ class DataDirectory:
         return False
 
     def check_owner(self) -> None:
-        """Check that the directory belongs to the user of this process. Raises StorageError if not.
+        """Check that the directory belongs to the user of this process. Raises UnusableDataDirectoryError if not.
 
         Another user with write access could replace the data, so this access is removed.
         """
         with storage_errors("use data directory", self.path):
             folder_stat = self.path.stat()
             if folder_stat.st_uid != os.geteuid():
-                raise StorageError(
+                raise UnusableDataDirectoryError(
                     f"Data directory {self.path} belongs to user {folder_stat.st_uid}, but this process runs as user "
                     f"{os.geteuid()}. Run it as the owner, or change the owner (chown)."
                 )

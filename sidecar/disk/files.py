@@ -32,9 +32,21 @@ from liftpy.core.log.storage import Bytes
 from liftpy.errors import NoSpaceError, StorageError
 
 _TOO_MANY = {errno.EMFILE, errno.ENFILE}
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_ADVICE = {
+    errno.ENOSPC: "Free space on the disk. If it has free space (df), it has no free inodes (df -i): delete files.",
+    errno.EDQUOT: "Raise the quota of this user or directory, or delete files.",
+    errno.EFBIG: "Raise the limit of the size of files (ulimit -f), or use a file system without this limit.",
+    errno.EROFS: (
+        "Check the log of the kernel (dmesg), because it makes a file system read-only after an error of the disk. Then mount "
+        "the file system writable again."
+    ),
+}
+"""Error number -> what to do about it. Other errors have a general text."""
 _COPY_BYTES = 8 * 1024 * 1024
 _MODE = 0o640
+_SPACE_PROBE_NAME = "space-probe.tmp"
+_SPACE_PROBE_BYTES = 1024 * 1024
 _SMALL_BYTES = 64 * 1024
 """Number of bytes per read of a small file."""
 _PROBED_BYTES = 64 * 1024
@@ -63,10 +75,13 @@ def storage_errors(what: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        kind = NoSpaceError if error.errno in _FULL else StorageError
-        raise kind(
-            f"Cannot {what} {path}: {error.strerror}. Check the disk and the permissions of the data directory."
-        ) from error
+        raise _storage_error(what, path, error) from error
+
+
+def _storage_error(what: str, path: Path, error: OSError) -> StorageError:
+    kind = NoSpaceError if error.errno in FULL else StorageError
+    advice = _ADVICE.get(error.errno or 0, "Check the disk and the permissions of the data directory.")
+    return kind(f"Cannot {what} {path}: {error.strerror}. {advice}")
 
 
 def _uncached_pieces(descriptor: int, position: int, size_bytes: int) -> list[tuple[int, int]]:
@@ -217,10 +232,7 @@ class DiskFile:
         except OSError as error:
             with storage_errors("undo a write to", self.path):
                 os.ftruncate(self._descriptor, self._size_bytes)
-            kind = NoSpaceError if error.errno in _FULL else StorageError
-            raise kind(
-                f"Cannot write {self.path}: {error.strerror}. Check the disk and the permissions of the data directory."
-            ) from error
+            raise _storage_error("write", self.path, error) from error
         self._size_bytes += wanted
 
     def read(self, position: int, size_bytes: int) -> memoryview:
@@ -390,6 +402,22 @@ def replace_file(path: Path, data: bytes | Iterable[bytes]) -> None:
             os.close(descriptor)
         os.rename(temporary, path)
         sync_folder(path.parent)
+
+
+def write_space_probe(folder: Path) -> None:
+    """Write a file of ``_SPACE_PROBE_BYTES`` to ``folder``, and delete it. Raises OSError if that is not possible.
+
+    The figures of a file system do not show the limits of a quota. Several processes may call the function at the same time.
+    """
+    path = folder / _SPACE_PROBE_NAME
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, _MODE)
+    try:
+        left_bytes = _SPACE_PROBE_BYTES
+        while left_bytes:
+            left_bytes -= os.write(descriptor, bytes(left_bytes))
+    finally:
+        os.close(descriptor)
+        path.unlink(missing_ok=True)
 
 
 def _read_back(descriptor: int) -> tuple[int, int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -101,6 +100,10 @@ class FeedSubscriber(MetadataGroup):
         self._forwarder = Forwarder(connection, subjects, node_id)
         self._leader = ""
         self._refused: Counter[str] = Counter()
+        self._has_changed = asyncio.Event()
+        """Set by each new image, for those that wait for an entry."""
+        self._lacks_entries = asyncio.Event()
+        """Set when the image lacks entries, so that the node requests them."""
         self._task: asyncio.Task[None] | None = None
         self._subscriptions: list[Any] = []
 
@@ -120,6 +123,7 @@ class FeedSubscriber(MetadataGroup):
 
     def distrust(self) -> None:
         self._subscription.resynchronize()
+        self._lacks_entries.set()
 
     async def start(self) -> None:
         self._subscriptions.append(await self._connection.subscribe(self._subjects.feed(), cb=self._entry_arrived))
@@ -150,12 +154,16 @@ class FeedSubscriber(MetadataGroup):
     async def barrier(self, timeout_s: float = 5.0) -> bool:
         """Commit a barrier, and wait until the feed has delivered it. Return whether this happened within ``timeout_s`` seconds."""
         response = await self.propose(pb.ControlRequest(barrier=pb.Barrier()), timeout_s)
-        deadline = time.monotonic() + timeout_s
-        while response.error == pb.ControlResponse.OK and time.monotonic() < deadline:
-            if self.image.index >= response.index:
-                return True
-            await asyncio.sleep(0.005)
-        return False
+        if response.error != pb.ControlResponse.OK:
+            return False
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.image.index < response.index:
+                    self._has_changed.clear()
+                    await self._has_changed.wait()
+        except TimeoutError:
+            return False
+        return True
 
     async def _entry_arrived(self, message: Any) -> None:
         try:
@@ -166,8 +174,11 @@ class FeedSubscriber(MetadataGroup):
         before = self.image
         if self._subscription.entry_received(entry):
             self._show(before)
+        if self._subscription.behind:
+            self._lacks_entries.set()
 
     def _show(self, before: ClusterImage) -> None:
+        self._has_changed.set()
         try:
             self._notify(before, self.image)
         except Exception as error:  # nats-py, which calls this, would note it and go on
@@ -177,7 +188,7 @@ class FeedSubscriber(MetadataGroup):
         while True:
             request = self._subscription.request(clock.now_ns())
             if request is None:
-                await asyncio.sleep(_POLL_S)
+                await self._wait_until_due()
                 continue
             try:
                 subject = self._subjects.feed_snapshot()
@@ -196,3 +207,11 @@ class FeedSubscriber(MetadataGroup):
                 continue
             if changed:
                 self._show(before)
+
+    async def _wait_until_due(self) -> None:
+        """Wait while nothing is missing, or for a part of the time until the next request may be sent."""
+        if self._subscription.behind:
+            await asyncio.sleep(_POLL_S)
+        else:
+            self._lacks_entries.clear()
+            await self._lacks_entries.wait()

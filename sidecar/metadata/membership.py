@@ -26,6 +26,7 @@ from liftpy import __version__
 from liftpy.client.closest_replica import this_host
 from liftpy.config import NS_PER_S, ReplicationConfig, SessionTimes
 from liftpy.core.base.partition import PartitionStatus
+from liftpy.core.metadata.data_deletion import continues
 from liftpy.core.metadata.features import DAMAGED_LOGS, SUPPORTED_LEVELS
 from liftpy.core.metadata.idempotency import PAUSE_NS, UNDECIDED
 from liftpy.core.metadata.image import ClusterImage
@@ -39,7 +40,7 @@ from liftpy.core.metadata.node_identity import (
 from liftpy.core.metadata.sessions import AnsweredHeartbeats, RegistrationOutcome, heartbeat_every_s, registration_result
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
-from liftpy.errors import FencedError, IncompatibleVersionError, LiftError
+from liftpy.errors import FencedError, IncompatibleVersionError, LiftError, NodeRemovedError
 from sidecar.metadata.group_role import GroupRole
 from sidecar.metadata.group_thread import GroupThread
 from sidecar.runtime import clock
@@ -189,6 +190,8 @@ class Membership:
         self._changed = asyncio.Event()
         self._seen_index = group.image.index
         """Index of the newest image that all watchers have seen. A member of the group may have applied a newer one."""
+        self._has_lost_decisions = False
+        """True if the node is missing in the image because the metadata group has lost decisions, and not because of a removal."""
         self.incarnation = 0
         group.watch(self._image_changed)
 
@@ -276,6 +279,9 @@ class Membership:
     def _image_changed(self, old: ClusterImage, new: ClusterImage) -> None:
         self._seen_index = new.index
         self._changed.set()
+        node_id = self._settings.node_id
+        if node_id in old.nodes and node_id not in new.nodes:
+            self._has_lost_decisions = not continues(old, new, "")
         if self._beats is not None and old.session_times != new.session_times:
             self._beats.pace = self._pace(new)
             if _values(old.session_times) != _values(new.session_times):
@@ -358,16 +364,23 @@ class Membership:
                 text = f"another process has registered as {self._settings.node_id}: two nodes must not share an id"
                 self._fatal(FencedError(text))
         elif response.error == pb.ControlResponse.NOT_FOUND and self._is_removed(response.index):
-            node_id = self._settings.node_id
-            self._fatal(
-                FencedError(
-                    f"Node {node_id!r} was removed from the cluster (liftpy node remove) while this process was paused, "
-                    "so it stops. Its data directory was not deleted. To use the node again, start it: it joins as a new "
-                    "member without replicas. Otherwise delete the data directory."
-                )
-            )
+            self._fatal(self._removal_error())
         else:
             logger.debug("heartbeat not answered reason=%s: retrying", response.detail or response.error)
+
+    def _removal_error(self) -> FencedError:
+        """Return the error for a node that the cluster does not know any more. Its class decides whether a supervisor restarts it."""
+        node_id = self._settings.node_id
+        if self._has_lost_decisions:
+            return FencedError(
+                f"The metadata group does not know node {node_id!r} any more, because it was rescued or its controllers have new or "
+                "older disks. The node stops. Its data directory was not deleted. The next start registers it again."
+            )
+        return NodeRemovedError(
+            f"Node {node_id!r} was removed from the cluster (liftpy node remove) while this process was paused, "
+            "so it stops. Its data directory was not deleted. To use the node again, start it: it joins as a new "
+            "member without replicas. Otherwise delete the data directory."
+        )
 
     def _is_removed(self, index: int) -> bool:
         """Return True if the image, at index ``index`` or later, no longer contains this node.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import shutil
 import threading
 import time
@@ -18,9 +19,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from liftpy.core.base.rate_limits import doubled_wait_s
 from liftpy.core.log.compaction import Compaction
 from liftpy.errors import CorruptionError, LiftError, StorageError
 from liftpy.nats.cancellation import end_tasks
+from sidecar.disk.files import FULL, write_space_probe
 from sidecar.partition.replica_manager import Partitions
 from sidecar.partition.worker import PartitionWorker
 from sidecar.runtime.tasks import spawn
@@ -32,12 +35,16 @@ RETENTION_EVERY_S = 5.0
 _AT_ONCE = 16
 _COMPACT_FROM_DIRTY_RATIO = 0.5
 SPACE_AGAIN_BYTES = 256 * 1024 * 1024
+SPACE_AGAIN_FILES = 1024
 SPACE_AGAIN_SHARE = 0.05
-"""Share of the file system that must be free before the node restarts after a full disk.
+"""Share of the bytes and of the inodes that must be free before the node restarts after a full disk.
 
-``SPACE_AGAIN_BYTES`` is enough, too.
+``SPACE_AGAIN_BYTES`` and ``SPACE_AGAIN_FILES`` are enough, too.
 """
 _TRIES_AGAIN_EVERY_S = 60.0
+_LONGEST_PAUSE_S = 300.0
+_PAUSE_PER_RUN = 10.0
+"""Pause after a failed compaction, as a multiple of its duration, up to ``_LONGEST_PAUSE_S``. A run reads its input first."""
 RETENTION_WAIT_S = 600.0
 """Maximum time that retention waits for the compaction of a log with ``max_per_subject``. Retention then makes the run vain."""
 
@@ -55,6 +62,8 @@ class Housekeeping:
         self._compacting: PartitionWorker | None = None
         """Partition whose log is compacted now. None: no compaction runs."""
         self._compacting_since_s = 0.0
+        self._failed_runs: dict[PartitionWorker, tuple[int, float]] = {}
+        """Partition -> number of its consecutive failed compactions, and monotonic time of the next one, in seconds."""
         self._checkpointed: dict[PartitionWorker, int] = {}
         """Partition -> HW of its last checkpoint that is stored. A failed checkpoint is repeated, although the HW has not changed."""
 
@@ -74,7 +83,7 @@ class Housekeeping:
     async def _delete_old_records(self) -> None:
         while True:
             await asyncio.sleep(RETENTION_EVERY_S)
-            if not self._check_space():  # the restart may come before the state of deleted records is stored
+            if not await self._check_space():  # the restart may come before the state of deleted records is stored
                 await self._retention()
 
     async def _clean_logs(self) -> None:
@@ -82,25 +91,41 @@ class Housekeeping:
             await asyncio.sleep(RETENTION_EVERY_S)
             await self._clean()
 
-    def _check_space(self) -> bool:
+    async def _check_space(self) -> bool:
         """Check the free space of the disk. If a full disk has stopped partitions and now has space, restart the node.
 
-        Return True if the node restarts.
+        The node would not start on a disk that is still full, and so stop its other partitions, too. Return True if it restarts.
         """
         stopped = [worker.key for worker in self._partitions if worker.no_space]
         if not stopped or time.monotonic() - self._started < _TRIES_AGAIN_EVERY_S:
             return False
         try:
-            usage = shutil.disk_usage(self._folder)
+            free_bytes = await self._usable_bytes()
         except OSError as error:
             logger.warning("free space not known directory=%s error=%s: retrying", self._folder, error)
             return False
-        if usage.free < min(SPACE_AGAIN_BYTES, SPACE_AGAIN_SHARE * usage.total):
+        if not free_bytes:
             return False
         self._repair(
-            f"{stopped[0]} and {len(stopped) - 1} more, which the full disk had stopped: {usage.free >> 20} MiB are free now"
+            f"{stopped[0]} and {len(stopped) - 1} more, which the full disk had stopped: {free_bytes >> 20} MiB are free now"
         )
         return True
+
+    async def _usable_bytes(self) -> int:
+        """Return the free bytes of the disk. 0: its bytes, its inodes or a quota do not suffice. Raises OSError."""
+        usage = shutil.disk_usage(self._folder)
+        if usage.free < min(SPACE_AGAIN_BYTES, SPACE_AGAIN_SHARE * usage.total):
+            return 0
+        files = os.statvfs(self._folder)
+        if files.f_favail < min(SPACE_AGAIN_FILES, SPACE_AGAIN_SHARE * files.f_files):  # no limit: both are 0
+            return 0
+        try:
+            await _in_daemon_thread(partial(write_space_probe, self._folder))
+        except OSError as error:
+            if error.errno in FULL:
+                return 0
+            raise
+        return usage.free
 
     async def _checkpoints(self) -> None:
         done = 0
@@ -143,7 +168,7 @@ class Housekeeping:
         for number, worker in enumerate(self._partitions):
             if worker.has_ended or worker.flusher.stalls or worker.log.closed or worker.storage_failed:
                 continue
-            if worker.log.may_be_cleaned:
+            if worker.log.may_be_cleaned and time.monotonic() >= self._failed_runs.get(worker, (0, 0.0))[1]:
                 if self._may_delete(worker):  # also if compactions of this log follow each other without a pause
                     worker.apply_retention(self._partitions.clocks.time_of_age_ns())
                 self._compacting, self._compacting_since_s = worker, time.monotonic()
@@ -162,6 +187,7 @@ class Housekeeping:
 
     async def _compact(self, worker: PartitionWorker) -> None:
         """Run one compaction of the log of ``worker`` in a thread of its own. A stop of the node does not wait for it."""
+        began_s = time.monotonic()
         try:
             compaction = worker.log.begin_compaction(
                 self._partitions.clocks.time_of_age_ns(), min_dirty_ratio=_COMPACT_FROM_DIRTY_RATIO
@@ -170,42 +196,51 @@ class Housekeeping:
                 return
             await _in_daemon_thread(compaction.run)
         except LiftError as error:
-            _log_failed(worker, error)
+            self._run_failed(worker, error, began_s)
             return
         if worker.has_ended:
             with contextlib.suppress(StorageError):  # its folder may be gone
                 compaction.abandon()
             return
         worker.flusher.alone(
-            partial(_complete, worker, compaction)
+            partial(self._complete, worker, compaction, began_s)
         )  # if a flush hangs, it runs after the flush, without blocking
+
+    def _complete(self, worker: PartitionWorker, compaction: Compaction, began_s: float) -> None:
+        try:
+            dropped = worker.log.complete_compaction(compaction)
+        except LiftError as error:
+            self._run_failed(worker, error, began_s)
+            return
+        self._failed_runs.pop(worker, None)
+        worker.mark_changed()
+        if dropped:
+            logger.info("log compacted partition=%s removed_records=%d", worker.key, dropped)
+
+    def _run_failed(self, worker: PartitionWorker, error: LiftError, began_s: float) -> None:
+        """Log the failure of the compaction that has begun at ``began_s`` (monotonic), and plan a later one.
+
+        The pause doubles with each failure, and grows with the duration. Otherwise a disk without space would keep a core busy.
+        """
+        if worker.has_ended:
+            return  # its log was closed, and its files went, while this had them in hand
+        if isinstance(error, CorruptionError):
+            worker.log.handle_damage(error)
+            return
+        now_s = time.monotonic()
+        count = self._failed_runs.get(worker, (0, 0.0))[0] + 1
+        pause_s = max(doubled_wait_s(count, RETENTION_EVERY_S, _LONGEST_PAUSE_S), _PAUSE_PER_RUN * (now_s - began_s))
+        pause_s = min(pause_s, _LONGEST_PAUSE_S)
+        self._failed_runs = {one: run for one, run in self._failed_runs.items() if not one.has_ended}
+        self._failed_runs[worker] = count, now_s + pause_s
+        logger.warning("compaction failed partition=%s error=%s: retrying in %.0f s", worker.key, error, pause_s)
+        if isinstance(error, StorageError):
+            worker.log_was_closed(error)
 
     async def close(self) -> None:
         await self._partitions.clocks.close()
         await end_tasks(self._tasks)
         self._tasks = []
-
-
-def _complete(worker: PartitionWorker, compaction: Compaction) -> None:
-    try:
-        dropped = worker.log.complete_compaction(compaction)
-    except LiftError as error:
-        _log_failed(worker, error)
-        return
-    worker.mark_changed()
-    if dropped:
-        logger.info("log compacted partition=%s removed_records=%d", worker.key, dropped)
-
-
-def _log_failed(worker: PartitionWorker, error: LiftError) -> None:
-    if worker.has_ended:
-        return  # its log was closed, and its files went, while this had them in hand
-    if isinstance(error, CorruptionError):
-        worker.log.handle_damage(error)
-        return
-    logger.warning("compaction failed partition=%s error=%s: retrying", worker.key, error)
-    if isinstance(error, StorageError):
-        worker.log_was_closed(error)
 
 
 async def _in_daemon_thread(work: Callable[[], None]) -> None:

@@ -7,11 +7,14 @@ A context holds values of connection options: ``nats``, ``namespace`` and the fi
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import stat
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,9 @@ SECRETS = ("password", "token")
 """Names of the options whose values are never shown."""
 MAX_CONTEXTS = 1000
 MAX_FILE_BYTES = 1 << 20
+_LOCK_S = 10.0
+"""Maximum time to wait for another command that changes the contexts, in seconds."""
+_POLL_S = 0.02
 
 _OF_NATS = {
     "url": "nats", "creds": "creds_file", "nkey": "nkey_seed_file", "user": "user", "password": "password", "token": "token",
@@ -105,6 +111,45 @@ class Contexts:
             hint = f"Contexts: {known}." if known else "Add one with `liftpy context add NAME --nats URL`."
             raise NotFoundError(f"There is no context {name!r}. {hint}")
         return self.values[name]
+
+
+@contextmanager
+def lock_contexts(path: Path) -> Iterator[Contexts]:
+    """Yield the contexts in the file ``path``. Until the end of the block, no other process can change them in such a block.
+
+    Without the lock, the last of several commands at the same time would undo the changes of the others.
+
+    Raises:
+        ConfigError: The file cannot be read or locked.
+    """
+    lock = path.with_name(f".{path.name}.lock")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError(f"Cannot write {lock}: {error.strerror}. Nothing was changed. Check its permissions.") from None
+    try:
+        _lock_file(descriptor, path)
+        yield Contexts.load(path)
+    finally:
+        os.close(descriptor)
+
+
+def _lock_file(descriptor: int, path: Path) -> None:
+    deadline = time.monotonic() + _LOCK_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise ConfigError(
+                    f"Another command changes the contexts in {path}. Nothing was changed. Run the command again when the other one "
+                    "has ended."
+                ) from None
+        except OSError:  # the file system has no locks
+            return
+        time.sleep(_POLL_S)
 
 
 def check_values(name: str, values: Mapping[str, str]) -> None:

@@ -73,7 +73,7 @@ EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.jetstream", "JetStream read API cannot connect to NATS error=%s: retrying"): "jetstream.connect_failed",
     ("liftpy.jetstream", "JetStream read API started subject=%s"): "jetstream.enabled",
     ("liftpy.housekeeping", "log compacted partition=%s removed_records=%d"): "log.compacted",
-    ("liftpy.housekeeping", "compaction failed partition=%s error=%s: retrying"): "log.compaction_failed",
+    ("liftpy.housekeeping", "compaction failed partition=%s error=%s: retrying in %.0f s"): "log.compaction_failed",
     ("liftpy.node", "log damaged log=%s report=%s"): "log.damaged",
     ("liftpy.node", "log not recovered log=%s code=%s error=%s"): "log.recovery_failed",
     ("liftpy.node", "log not recovered yet log=%s error=%s: retrying"): "log.recovery_retried",

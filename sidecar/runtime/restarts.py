@@ -26,8 +26,10 @@ from liftpy.errors import (
     CorruptionError,
     DataDirectoryLockedError,
     IncompatibleVersionError,
+    NodeRemovedError,
     StorageError,
     UnknownFormatError,
+    UnusableDataDirectoryError,
     WrongDataDirectoryError,
 )
 from sidecar.runtime.tasks import spawn
@@ -37,7 +39,7 @@ logger = logging.getLogger("liftpy.node")
 EXIT_NO_RESTART = 78
 """Exit code of a node that must not restart before an operator has checked it.
 
-Its directory is incomplete or wrong, or the cluster's feature level is not supported.
+Its directory is incomplete or wrong, the cluster's feature level is not supported, or an operator has removed the node.
 """
 EXIT_TO_REPAIR = 75
 """Exit code of a node that must be started again."""
@@ -46,7 +48,11 @@ _LONGEST_PAUSE_S = 30.0
 _CALM_S = 60.0
 """Uptime in seconds after which earlier failures of a node no longer count."""
 _DISK = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOMEM}
-_FINAL = (CorruptionError, UnknownFormatError, DataDirectoryLockedError)
+_FINAL = (CorruptionError, UnknownFormatError, DataDirectoryLockedError, UnusableDataDirectoryError)
+_FOR_OPERATORS = (
+    CorruptionError, UnknownFormatError, WrongDataDirectoryError, UnusableDataDirectoryError, IncompatibleVersionError,
+    NodeRemovedError,
+)  # fmt: skip
 _deadlines: list[threading.Timer] = []
 _CHECK_INTERVAL_S = 0.25
 _EXTEND_TIMEOUT_S = 30
@@ -54,8 +60,8 @@ _EXTEND_TIMEOUT_S = 30
 
 
 def prevents_restart(error: BaseException | None) -> bool:
-    """Return whether the node must not restart after ``error``, because another start would fail or do harm."""
-    return isinstance(error, (CorruptionError, UnknownFormatError, WrongDataDirectoryError, IncompatibleVersionError))
+    """Return whether the node must not restart after ``error``, because another start would fail, do harm, or be unwanted."""
+    return isinstance(error, _FOR_OPERATORS)
 
 
 def forced_exit_code(error: BaseException) -> int:

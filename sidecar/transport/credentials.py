@@ -42,6 +42,7 @@ class Keys:
     def add(self, connection: StrictConnection, opened_by: Credentials) -> None:
         """Add a connection that was opened with the credentials ``opened_by``. It reconnects when the credentials change."""
         self._open[connection] = asyncio.get_running_loop()
+        connection.credentials = opened_by
         if opened_by is not self.credentials:
             spawn(_renew_connection(connection, self.credentials), "reconnecting with other credentials")
 
@@ -59,7 +60,9 @@ def _renew(connection: StrictConnection, credentials: Credentials) -> None:
 
 async def _renew_connection(connection: StrictConnection, credentials: Credentials) -> None:
     try:
-        await connection.renew(credentials.nats_options())
+        options = credentials.nats_options()
+        connection.credentials = credentials
+        await connection.renew(options)
     except ConfigError as error:  # the file existed at the test
         logger.error("NATS credentials not changed error=%s: keeping the current ones", error)
 

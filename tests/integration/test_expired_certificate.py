@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from liftpy.client import Client, Credentials, connect
-from liftpy.errors import UnavailableError
+from liftpy.errors import LiftError, UnavailableError
 from sidecar.dev.cluster import DevCluster, DevNode
 from sidecar.dev.nats_server import NatsServer
 from tests.integration.conftest import show
@@ -119,3 +119,57 @@ async def test_node_with_an_expired_certificate_reconnects_after_the_renewal(tmp
             async with connect(url, credentials=made.credentials()) as client:
                 await client.publish("orders", b"after")
                 assert await values(client) == [b"before", b"renewed", b"after"]
+
+
+_PARTS = (("CA", "ca.pem"), ("CERT", "node.pem"), ("KEY", "node.key"))
+_FILES = ("ca.pem", "server.pem", "server.key", "node.pem", "node.key")
+
+
+async def test_nodes_and_clients_reconnect_with_the_files_of_another_authority(tmp_path: Path) -> None:
+    """Replace all files of all parties. The server comes back with its old certificate first, then with the new one."""
+    old, new, used = tmp_path / "old", tmp_path / "new", tmp_path / "used"
+    for folder in (old, new, used):
+        folder.mkdir()
+    await asyncio.to_thread(Authority, old)
+    await asyncio.to_thread(Authority, new)
+
+    def install(folder: Path, target: Path) -> None:
+        for name in _FILES:
+            shutil.copy(folder / name, target / name)
+
+    server_files = tmp_path / "server"
+    server_files.mkdir()
+    install(old, used)
+    install(old, server_files)
+    tls = ", ".join(f'{part}_file: "{server_files / name}"' for part, name in (("cert", "server.pem"), ("key", "server.key")))
+    config = f'tls {{ {tls}, ca_file: "{server_files / "ca.pem"}", verify: true }}\n'
+    own = {f"LIFTPY_TLS_{part}_FILE": str(used / name) for part, name in _PARTS}
+    with NatsServer(config=config) as server:
+        url = server.url.replace("nats://", "tls://")
+        with DevCluster(1, nats_url=url, settings=own, on_line=show) as cluster:
+            node = cluster.nodes["n1"]
+            credentials = Credentials(**{f"tls_{part.lower()}_file": str(used / name) for part, name in _PARTS})
+            async with connect(url, credentials=credentials) as client:
+                await client.create_stream("orders", "data.orders")
+                await client.publish("orders", b"before")
+                install(new, used)
+                server.restart()
+                await says(node, "connection restored")
+                await published(client, b"old certificates")
+                node.log.clear()
+                install(new, server_files)
+                server.restart()
+                await says(node, "connection restored")
+                await published(client, b"new certificates")
+                assert await values(client) == [b"before", b"old certificates", b"new certificates"]
+
+
+async def published(client: Client, value: bytes) -> None:
+    """Publish a record, as soon as the client and the leader are connected again."""
+    async with asyncio.timeout(_WAIT_S):
+        while True:
+            try:
+                await client.publish("orders", value, msg_id=value.decode())
+                return
+            except LiftError:
+                await asyncio.sleep(0.1)

@@ -106,7 +106,7 @@ def test_node_removed_from_the_cluster_while_paused_stops_with_the_reason(cluste
     while removed.running:
         assert time.monotonic() < deadline, list(removed.log)
         time.sleep(0.05)
-    assert "exit code 1" in removed.end_reason
+    assert "exit code 78" in removed.end_reason, "a supervisor must not start it again"
     critical = [line for line in removed.log if "CRITICAL" in line]
     assert len(critical) == 1, list(removed.log)
     for what in ("Node 'n4' was removed from the cluster", "so it stops", "start it: it joins", "delete the data directory"):

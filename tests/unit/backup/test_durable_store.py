@@ -131,7 +131,8 @@ async def test_backup_reads_the_metadata_then_the_cursors_then_the_partition_end
 
     async def describe_group(name: str) -> Any:
         queue = SimpleNamespace(key=PartitionKey("orders", UID, 0), acknowledged_below=5)
-        return SimpleNamespace(positions={PartitionKey("elsewhere", UID, 0): 3}, queues=[queue] if name == "g" else [])
+        others = (PartitionKey("elsewhere", UID, 0), PartitionKey("orders", UID, 9), PartitionKey("orders", "00000b-20", 0))
+        return SimpleNamespace(positions=dict.fromkeys(others, 3), queues=[queue] if name == "g" else [])
 
     async def bounds_of_another_stream(stream: str, number: int) -> Bounds:
         return Bounds("00000b-20", "n1", "n1", 9, log_start_offset=0, high_watermark=-1)
@@ -154,7 +155,7 @@ async def test_backup_reads_the_metadata_then_the_cursors_then_the_partition_end
     assert asked == ["metadata {'linearizable': True}", "groups", "cursors", "ends"]
     (cursor,) = taken.manifest.cursors
     assert (cursor.name, cursor.positions) == ("g", (("orders", UID, 0, 5),)), (
-        "of a queue what is settled; nothing of other streams"
+        "of a queue what is settled; nothing of other streams, and nothing of partitions that were added since"
     )
     later = await create.take_backup(client, store, create.BackupOptions())
     assert (marks[2:], later.manifest.since) == (["?", taken.manifest.backup], taken.manifest.backup)
@@ -208,7 +209,7 @@ async def test_backup_omits_streams_and_groups_that_are_deleted_during_the_backu
     async def describe_group(name: str) -> Any:
         if name == "deleted":
             raise NotFoundError("There is no group 'deleted'.")
-        return SimpleNamespace(positions={PartitionKey(stream, "u", 0): 5 for stream in ("gone", "orders")}, queues=[])
+        return SimpleNamespace(positions={PartitionKey(stream, UID, 0): 5 for stream in ("gone", "orders")}, queues=[])
 
     async def stream(name: str) -> Any:
         raise NotFoundError(f"there is no stream {name!r}")
@@ -228,7 +229,7 @@ async def test_backup_omits_streams_and_groups_that_are_deleted_during_the_backu
         return
     taken = await create.take_backup(client, store, create.BackupOptions())
     assert (taken.deleted, [stream.name for stream in taken.manifest.streams]) == (("gone",), ["orders"])
-    assert taken.manifest.cursors == (CursorCopy(name="g", is_cursor=False, positions=(("orders", "u", 0, 5),)),)
+    assert taken.manifest.cursors == (CursorCopy(name="g", is_cursor=False, positions=(("orders", UID, 0, 5),)),)
     assert list_backups(store)[0].left_out == (), "a backup without a deleted stream has all streams"
 
 
@@ -291,7 +292,7 @@ async def test_backup_to_a_full_disk_removes_its_partial_files(
             store.remove(path)
     for room_bytes in range(0, needed, max(1, needed // 40)):
         disk.room_bytes = sum(before.values()) + room_bytes
-        with pytest.raises(StorageError, match="No space left"):
+        with pytest.raises(StorageError, match=r"No space left.*Remove old backups \(liftpy backup prune\)"):
             await create.take_backup(client, full, options)
         assert store.sizes("") == before, f"with {room_bytes} bytes left"
     disk.room_bytes = 1 << 30

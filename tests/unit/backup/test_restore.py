@@ -116,7 +116,7 @@ async def begin(world: World, manifest: Manifest) -> None:
     [
         (("n1", "n2"), False, False, "never overwrites"), (("n1", "n2"), True, False, "never overwrites"),
         ((HELPER, "n1"), False, False, "never overwrites"), ((HELPER, "n1"), True, True, "Another process"),
-        ((HELPER, "n1"), True, False, ""),
+        (("restore-eu", "n1"), True, False, "never overwrites"), ((HELPER, "n1"), True, False, ""),
     ],
 )  # fmt: skip
 async def test_restore_deletes_only_unfinished_streams_of_an_earlier_failed_restore(
@@ -124,7 +124,7 @@ async def test_restore_deletes_only_unfinished_streams_of_an_earlier_failed_rest
 ) -> None:
     world = World()
     world.has(*replicas, read_only=read_only)
-    world.alive[HELPER] = alive
+    world.alive |= {HELPER: alive, "restore-eu": False}
     work = begin(world, manifest)
     if said:
         with pytest.raises(AlreadyExistsError, match=said):
@@ -135,13 +135,24 @@ async def test_restore_deletes_only_unfinished_streams_of_an_earlier_failed_rest
         assert world.done == [("delete_stream", "orders", NEW_UID), ("remove_node", HELPER)]
 
 
+async def test_restore_keeps_a_stream_that_was_opened_and_made_read_only_later(manifest: Manifest) -> None:
+    """A restore was killed after it had opened the stream. Its helper is still a replica. The stream may have new records."""
+    world = World()
+    world.has(HELPER, "n1")
+    world.streams["orders"] = replace(world.streams["orders"], config_version=2)
+    with pytest.raises(AlreadyExistsError, match="never overwrites"):
+        await begin(world, manifest)
+    assert world.done == []
+
+
 @pytest.mark.parametrize(("stopped_s", "removed"), [(30, []), (3600, [("remove_node", HELPER)])])
 async def test_restore_removes_the_helper_node_of_another_restore_only_after_a_delay(
     manifest: Manifest, stopped_s: float, removed: list[tuple[str, str]]
 ) -> None:
-    """A restore stops its helper before it creates its streams."""
+    """A restore stops its helper before it creates its streams. A node of an operator may have a similar name."""
     world = World()
-    world.stopped_s[HELPER] = stopped_s
+    world.alive["restore-eu"] = False
+    world.stopped_s = {HELPER: stopped_s, "restore-eu": 3600}
     await begin(world, manifest)
     assert world.done == removed
 
@@ -408,6 +419,13 @@ async def test_restore_waits_for_replicas_across_a_metadata_leader_change(
         await restore._until(is_so, "copies")
 
 
+def of_three_partitions(manifest: Manifest) -> Manifest:
+    """Return ``manifest`` with two more partitions, which are empty."""
+    (stream,) = manifest.streams
+    more = tuple(PartitionCopy(partition=number, start=0, high_watermark=-1) for number in (1, 2))
+    return replace(manifest, streams=(replace(stream, partitions=(*stream.partitions[:1], *more)),))
+
+
 async def test_restore_sets_group_positions_only_within_the_restored_log(
     manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -430,7 +448,7 @@ async def test_restore_sets_group_positions_only_within_the_restored_log(
     groups, cursors = SimpleNamespace(reset=reset), SimpleNamespace()
     client: Any = SimpleNamespace(bounds=bounds, groups=groups, cursors=cursors, consume=lambda *_, **__: AsyncMock())
     where = (("orders", UID, 0, 5), ("orders", UID, 1, 500), ("orders", UID, 2, 55), ("other", "0-1", 0, 3))
-    kept = replace(manifest, cursors=(CursorCopy(name="g", is_cursor=False, positions=where),))
+    kept = replace(of_three_partitions(manifest), cursors=(CursorCopy(name="g", is_cursor=False, positions=where),))
     assert await set_cursors(client, kept, {"orders": NEW_UID}) == {"g": ""}
     key = [PartitionKey("orders", NEW_UID, number) for number in range(3)]
     assert asked == [("g", {key[0]: 20, key[1]: 90, key[2]: 55})] * 3
@@ -465,7 +483,7 @@ async def test_restore_with_one_unreachable_partition_sets_all_other_group_posit
             raise UnavailableError("nobody serves it")
         return SimpleNamespace(uid=NOW, log_start_offset=0, end_offset=90)
 
-    manifest = two_backups(tmp_path)[2]
+    manifest = of_three_partitions(two_backups(tmp_path)[2])
 
     def group(name: str, *partitions: int) -> CursorCopy:
         return CursorCopy(
@@ -606,6 +624,19 @@ async def test_backup_cursors_for_a_recreated_stream_sets_no_positions(orders: C
     said = await set_cursors(orders, backup, {"orders": created.uid})
     assert "orders/0 has no record of the backup" in said["reader"]
     assert await orders.cursors.describe("reader") == {created.key(1): 0}, "the copy of partition 1 is empty"
+
+
+async def test_backup_cursors_sets_no_position_in_a_partition_that_the_backup_lacks(orders: Client) -> None:
+    """An operator added the partition during the backup. It is not in the restored stream, or a later one has other records."""
+    backup = backup_of(10, (await orders.bounds("orders")).end_epoch, 7)
+    stream = await orders.stream("orders")
+    for number in (1, 2):
+        (cursor,) = backup.cursors
+        cursor = replace(cursor, positions=(("orders", UID, 0, 7), ("orders", UID, number, 3)))
+        copies = replace(backup.streams[0], partitions=backup.streams[0].partitions[:1])
+        made = replace(backup, streams=(copies,), cursors=(cursor,))
+        assert await set_cursors(orders, made, {"orders": stream.uid}) == {"reader": ""}
+        assert await orders.cursors.describe("reader") == {stream.key(0): 7}
 
 
 @pytest.mark.parametrize(("end", "position", "expected"), [(10, 7, 7), (6, 6, 6), (16, 14, 10)], ids=["all", "more", "part"])

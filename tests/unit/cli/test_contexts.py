@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import stat
+import threading
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from liftpy.errors import ConfigError, NotFoundError
 from liftpy.nats.credentials import Credentials
 from liftpy.testing.memory import MemoryCluster, memory_cluster
 from sidecar.cli.main import liftpy
+from sidecar.runtime.contexts import Contexts, lock_contexts
 from sidecar.runtime.settings import Target, target_from
 from tests.unit.cli.conftest import Run
 
@@ -43,6 +47,24 @@ def test_selected_context_sets_the_servers_and_credentials_of_commands(run: Run,
     assert target(home) == Target((NOWHERE,), "shop", Credentials(creds_file=str(Path("prod.creds").absolute())))
     assert run("context", "select", "--none")[0] == 0
     assert target(home) == Target()
+
+
+def test_context_commands_at_the_same_time_lose_no_change(run: Run, home: Path) -> None:
+    path, is_locked = home / "liftpy" / "contexts.json", threading.Event()
+
+    def change() -> None:
+        """Change the file as a command does that reads it before the other command begins, and writes it afterwards."""
+        with lock_contexts(path) as contexts:
+            is_locked.set()
+            time.sleep(0.3)
+            replace(contexts, values={**contexts.values, "first": {"nats": NOWHERE}}).save()
+
+    other = threading.Thread(target=change)
+    other.start()
+    assert is_locked.wait(5)
+    assert run("context", "add", "second", "--nats", NOWHERE)[0] == 0
+    other.join()
+    assert sorted(Contexts.load(path).values) == ["first", "second"]
 
 
 @pytest.mark.parametrize("way", ["flag", "environment"])

@@ -69,7 +69,7 @@ def test_upgrade_finalize_of_a_healthy_cluster_sets_the_next_feature_level(run: 
     })  # fmt: skip
     assert run(client, "finalize", "--dry-run") == (0, {"level": 5, "to": 6, "reasons": [], "done": False})
     assert client.set == []
-    assert run(client, "finalize") == (0, {"level": 6, "to": 6, "reasons": [], "done": True})
+    assert run(client, "finalize", "--yes") == (0, {"level": 6, "to": 6, "reasons": [], "done": True})
     assert client.set == [6]
     assert run(FakeClient(6), "finalize", as_json=False) == (0, "The current level is already 6.\n")
     assert run(FakeClient(6), "check", as_json=False)[1].endswith("[+] level 6 is active, nothing to finalize\n")
@@ -98,3 +98,15 @@ def test_upgrade_finalize_of_a_lower_level_is_rejected_and_revert_announces_it(r
     assert (code, said) == (1, "Level 5 is below the current level 6. Use `liftpy upgrade revert` to go back.\n")
     assert run(client, "revert", "--dry-run", as_json=False) == (0, "Level 5 can be restored. The current level is 6.\n")
     assert client.set == []
+
+
+@pytest.mark.parametrize(("answer", "level_set"), [("n\n", []), ("y\n", [6]), ("", [])])
+def test_upgrade_finalize_asks_for_a_confirmation_before_it_sets_the_level(
+    monkeypatch: pytest.MonkeyPatch, answer: str, level_set: list[int]
+) -> None:
+    client = FakeClient()
+    monkeypatch.setattr(commands, "with_client", lambda _, work: asyncio.run(work(client)))
+    done = CliRunner().invoke(commands.upgrade, ["finalize"], input=answer)
+    assert client.set == level_set
+    assert "Finalize level 6? [y/N]" in done.stderr
+    assert (done.exit_code == 0) is bool(level_set)

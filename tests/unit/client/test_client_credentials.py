@@ -40,7 +40,7 @@ def test_credentials_file_without_a_valid_user_seed_is_rejected_with_the_reason(
     ):
         file.write_bytes(content)
         if not text:
-            assert Credentials(nkey_seed_file=str(file)).nats_options() == {"nkeys_seed": str(file)}
+            assert Credentials(nkey_seed_file=str(file)).nats_options() == {"nkeys_seed_str": content.strip().decode()}
             continue
         with pytest.raises(ConfigError) as caught:
             Credentials(nkey_seed_file=str(file)).nats_options()
@@ -55,7 +55,7 @@ def test_credentials_file_without_a_valid_user_seed_is_rejected_with_the_reason(
     ):
         file.write_bytes(content)
         if not text:
-            assert Credentials(creds_file=str(file)).nats_options() == {"user_credentials": str(file)}
+            assert list(Credentials(creds_file=str(file)).nats_options()) == ["user_credentials"]
             continue
         with pytest.raises(ConfigError) as caught:
             Credentials(creds_file=str(file)).nats_options()

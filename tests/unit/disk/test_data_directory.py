@@ -14,7 +14,14 @@ from typing import Any
 import pytest
 
 from liftpy.core.base.ids import PartitionKey
-from liftpy.errors import CorruptionError, DataDirectoryLockedError, InvalidNameError, NoSpaceError, StorageError
+from liftpy.errors import (
+    CorruptionError,
+    DataDirectoryLockedError,
+    InvalidNameError,
+    NoSpaceError,
+    StorageError,
+    UnusableDataDirectoryError,
+)
 from liftpy.service.snapshots import ServiceLock
 from sidecar.disk.data_folder import LAZY_FLUSH, UNREPORTED_DAMAGE, DataDirectory, NodeIdentity
 from sidecar.disk.files import DirectoryStorage, DiskFile
@@ -173,7 +180,7 @@ def test_data_directory_writable_by_others_loses_that_permission_at_start(tmp_pa
 
 def test_data_directory_of_another_user_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    with pytest.raises(StorageError, match="belongs to user"):
+    with pytest.raises(UnusableDataDirectoryError, match="belongs to user"):
         DataDirectory(tmp_path)
 
 

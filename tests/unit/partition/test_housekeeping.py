@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import itertools
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -170,6 +173,34 @@ async def test_housekeeping_reports_damage_found_by_compaction(error: LiftError,
     assert one.done == told
 
 
+@pytest.mark.parametrize("fails_at", ["run", "complete"])
+async def test_housekeeping_repeats_a_compaction_without_space_less_and_less_often(
+    fails_at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each run reads its segments before it knows that there is no space."""
+    monkeypatch.setattr(housekeeping, "RETENTION_EVERY_S", 0.002)
+    one, runs, has_space = FakeWorker("a"), list[float](), False
+
+    def fails(at: str) -> int:
+        runs.extend([time.monotonic()] * (at == "run"))
+        if at == fails_at and not has_space:
+            raise NoSpaceError("full")
+        return 1
+
+    one.compaction = SimpleNamespace(run=lambda: fails("run"))
+    one.log.complete_compaction = lambda compaction: fails("complete")
+    keeping = Housekeeping(FakeWorkers([one]), 1.0, tmp_path, pytest.fail)  # type: ignore[arg-type]
+    keeping.start()
+    await until(lambda: len(runs) >= 2)
+    await asyncio.sleep(0.6)
+    assert len(runs) <= 12
+    has_space = True
+    await until(lambda: "told" in one.done)
+    runs.clear()
+    await until(lambda: len(runs) > 20)
+    await keeping.close()
+
+
 async def test_housekeeping_repeats_a_failed_checkpoint_although_the_high_watermark_has_not_changed(tmp_path: Path) -> None:
     """A log that was opened on a full disk accepts no records, so its HW cannot rise, before its checkpoint is stored [S1]."""
     one, failed = FakeWorker("a"), FakeWorker("b")
@@ -285,16 +316,43 @@ LARGE = 1 << 40
         (True, 5 * 1024 * MIB, 255 * MIB, 61.0, False),
     ],
 )
-def test_housekeeping_restarts_partitions_stopped_by_a_full_disk_when_space_is_free(
+async def test_housekeeping_restarts_partitions_stopped_by_a_full_disk_when_space_is_free(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, no_space: bool, total: int, free: int, uptime_s: float, comes_back: bool
 ) -> None:
+    monkeypatch.setattr(housekeeping.shutil, "disk_usage", lambda _: SimpleNamespace(total=total, free=free))
+    assert await restarts(monkeypatch, tmp_path, no_space=no_space, uptime_s=uptime_s) is comes_back
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("files", "free_files", "comes_back"),
+    [(1 << 30, 1024, True), (1 << 30, 1023, False), (1000, 50, True), (1000, 49, False), (0, 0, True)],
+)
+async def test_housekeeping_does_not_restart_the_node_without_free_inodes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: int, free_files: int, comes_back: bool
+) -> None:
+    monkeypatch.setattr(housekeeping.shutil, "disk_usage", lambda _: SimpleNamespace(total=LARGE, free=LARGE))
+    only_in(monkeypatch, housekeeping, "os", statvfs=lambda _: SimpleNamespace(f_files=files, f_favail=free_files))
+    assert await restarts(monkeypatch, tmp_path) is comes_back
+
+
+async def test_housekeeping_does_not_restart_the_node_above_a_quota(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fails(_: Path) -> None:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    monkeypatch.setattr(housekeeping.shutil, "disk_usage", lambda _: SimpleNamespace(total=LARGE, free=LARGE))
+    monkeypatch.setattr(housekeeping, "write_space_probe", fails)
+    assert not await restarts(monkeypatch, tmp_path)
+
+
+async def restarts(monkeypatch: pytest.MonkeyPatch, folder: Path, *, no_space: bool = True, uptime_s: float = 61.0) -> bool:
+    """Return whether the node restarts at the first check of the space in ``folder``."""
     now = [1000.0]
     only_in(monkeypatch, housekeeping, "time", monotonic=lambda: now[0])
-    monkeypatch.setattr(housekeeping.shutil, "disk_usage", lambda _: SimpleNamespace(total=total, free=free))
     workers: Any = [SimpleNamespace(key="orders/0", no_space=no_space)]
     reasons: list[str] = []
-    keeping = Housekeeping(workers, 1.0, tmp_path, reasons.append)
+    keeping = Housekeeping(workers, 1.0, folder, reasons.append)
     now[0] += uptime_s
-    keeping._check_space()
-    assert bool(reasons) is comes_back
+    await keeping._check_space()
     assert all("orders/0" in reason for reason in reasons)
+    return bool(reasons)

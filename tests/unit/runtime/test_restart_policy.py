@@ -11,9 +11,18 @@ from typing import Any
 
 import pytest
 
-from liftpy.errors import ConfigError, CorruptionError, DataDirectoryLockedError, NoSpaceError, StorageError, UnknownFormatError
+from liftpy.errors import (
+    ConfigError,
+    CorruptionError,
+    DataDirectoryLockedError,
+    NodeRemovedError,
+    NoSpaceError,
+    StorageError,
+    UnknownFormatError,
+    UnusableDataDirectoryError,
+)
 from sidecar.cli import sidecar as command
-from sidecar.runtime.restarts import EXIT_TO_REPAIR, count_restart, exit_after, momentary, pause_s
+from sidecar.runtime.restarts import EXIT_TO_REPAIR, count_restart, exit_after, momentary, pause_s, prevents_restart
 from tests.each import each
 from tests.only_in import only_in
 
@@ -45,6 +54,7 @@ def test_restart_policy_of_a_temporary_disk_error_allows_a_restart(error: Except
         CorruptionError("damaged"),
         UnknownFormatError("newer"),
         DataDirectoryLockedError("in use"),
+        UnusableDataDirectoryError("the lock is a link"),
         ConfigError("wrong"),
         ConnectionRefusedError(errno.ECONNREFUSED, "no NATS"),
         caused(StorageError("the snapshot failed"), CorruptionError("damaged")),
@@ -53,6 +63,11 @@ def test_restart_policy_of_a_temporary_disk_error_allows_a_restart(error: Except
 )
 def test_restart_policy_of_a_permanent_error_allows_no_restart(error: Exception | None) -> None:
     assert not momentary(error)
+
+
+@each("error", [UnusableDataDirectoryError("the lock is a link"), NodeRemovedError("removed while paused")])
+def test_restart_policy_of_a_state_that_only_an_operator_changes_forbids_a_restart(error: Exception) -> None:
+    assert prevents_restart(error)
 
 
 def test_restart_policy_pause_doubles_up_to_30_s_and_resets_after_a_run_of_a_minute() -> None:

@@ -174,8 +174,8 @@ async def test_credentials_file_that_is_invalid_raises_with_the_setting_name(
 def test_credentials_file_that_is_valid_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "creds").write_text(JWT + KEY.format(SEED.decode()))
     (tmp_path / "seed").write_bytes(SEED + b"\n")
-    assert Credentials(creds_file=str(tmp_path / "creds")).nats_options() == {"user_credentials": str(tmp_path / "creds")}
-    assert Credentials(nkey_seed_file=str(tmp_path / "seed")).nats_options() == {"nkeys_seed": str(tmp_path / "seed")}
+    assert list(Credentials(creds_file=str(tmp_path / "creds")).nats_options()) == ["user_credentials"]
+    assert Credentials(nkey_seed_file=str(tmp_path / "seed")).nats_options() == {"nkeys_seed_str": SEED.decode()}
 
 
 @pytest.mark.parametrize("way", ["url", "setting", "one of the urls"])

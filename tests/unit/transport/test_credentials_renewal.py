@@ -9,16 +9,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import nkeys
 import pytest
 
+from liftpy.core.wire.permissions import Permissions
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError
 from liftpy.nats.credentials import PROOFS, Credentials
+from liftpy.nats.transport import open_connection
 from sidecar.dev.nats_server import NatsServer
 from sidecar.runtime.settings import NodeSettings
 from sidecar.transport import credentials as keys_module
 from sidecar.transport.connection import BusConnection, open_bus
 from sidecar.transport.credentials import Keys, prove
+from tests.integration.operator_mode import made_here
 from tests.unit.transport.fake_server import FakeServer
 from tests.until import until
 
@@ -184,3 +188,48 @@ async def test_connection_with_a_rejected_certificate_closes_within_its_timeout(
         async with asyncio.timeout(5):
             await bus.stop()
         assert bus.is_closed
+
+
+def _seed(number: int) -> bytes:
+    return bytes(nkeys.encode_seed(bytes([number]) * 32, nkeys.PREFIX_BYTE_USER))
+
+
+async def test_connection_reconnects_after_its_seed_file_was_replaced_by_that_of_another_user(tmp_path: Path) -> None:
+    """The server knows both users first, and then only the new one."""
+    first, second = (nkeys.from_seed(bytearray(_seed(number))).public_key.decode() for number in (1, 2))
+    seed_file = tmp_path / "seed"
+    seed_file.write_bytes(_seed(1))
+    with NatsServer(config=f"authorization {{ users: [ {{ nkey: {first} }}, {{ nkey: {second} }} ] }}\n") as server:
+        connection = await open_connection(server.url, credentials=Credentials(nkey_seed_file=str(seed_file)))
+        seed_file.write_bytes(_seed(2))
+        await asyncio.to_thread(server.restart)
+        await until(lambda: connection.is_connected and connection.stats["reconnects"] == 1)
+    with NatsServer(server.port, config=f"authorization {{ users: [ {{ nkey: {second} }} ] }}\n"):
+        await until(lambda: connection.is_connected and connection.stats["reconnects"] == 2)
+        await connection.close()
+
+
+@pytest.mark.parametrize("damage", ["empty", "seed only", "JWT only", "gone", "user of another account"])
+async def test_connection_reconnects_although_its_creds_file_was_replaced_by_a_wrong_one(tmp_path: Path, damage: str) -> None:
+    """nats-py reads the file in each handshake, and would search the JWT without an end."""
+    rights = Permissions(publish=(">",), subscribe=(">",))
+    file = tmp_path / "web.creds"
+    with NatsServer(config=made_here({"web": rights}, tmp_path)) as server:
+        connection = await open_connection(server.url, credentials=Credentials(creds_file=str(file)))
+        content = file.read_bytes()
+        middle = content.index(b"-----BEGIN USER")
+        match damage:
+            case "empty":
+                file.write_bytes(b"")
+            case "seed only":
+                file.write_bytes(content[middle:])
+            case "JWT only":
+                file.write_bytes(content[:middle])
+            case "gone":
+                file.unlink()
+            case _:
+                file.write_bytes(content.replace(content[middle:].split(b"\n")[1], _seed(7)))
+        for count in (1, 2):
+            await asyncio.to_thread(server.restart)
+            await until(lambda: connection.is_connected and connection.stats["reconnects"] == count)  # noqa: B023
+        await connection.close()

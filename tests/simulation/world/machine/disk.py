@@ -59,6 +59,8 @@ class Disk:
         self.keeps_unflushed = True
         """True if a power cut may keep a part of what was not flushed."""
         self.is_full = False
+        self.takes_new_files = True
+        """False: the disk has no free inodes, so that no process can create a file. Files that exist can grow."""
         self.short_one_in = 0
         """One of this number of writes is shorter than requested."""
         self.slow_ns = 0
@@ -156,6 +158,12 @@ class Disk:
                 return real_write(descriptor, data[: self.scheduler.random.randrange(1, len(data))])
         return real_writev(descriptor, pieces)
 
+    def check_new_file(self, path: Any, flags: int) -> None:
+        """Simulate an ``open`` that may create a file."""
+        if not self.takes_new_files and flags & os.O_CREAT and not os.path.lexists(path):
+            self.scheduler.counters["new files without an inode"] += 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     def read(self, descriptor: int, size_bytes: int, offset: int) -> bytes:
         """Simulate ``pread``."""
         if self.fail_next_reads and os.readlink(f"/proc/self/fd/{descriptor}").endswith(".log"):
@@ -187,6 +195,7 @@ class Disk:
         self.log_delay_ns = self.read_ns = 0
         self.fail_next_flushes = self.fail_next_reads = 0
         self.is_full = False
+        self.takes_new_files = True
         self.fails_for = ""
 
     def _retire(self) -> Path:
@@ -300,8 +309,11 @@ def interpose(running: Callable[[], Process | None]) -> None:
     """Give the calls of ``os`` that matter to the disk of the process that runs."""
 
     def opened(*args: Any, **options: Any) -> int:
-        descriptor = real_open(*args, **options)
         process = running()
+        disk = _disk_of(process)
+        if disk is not None:
+            disk.check_new_file(args[0], args[1])
+        descriptor = real_open(*args, **options)
         if process is not None:
             process.descriptors.add(descriptor)
         return descriptor

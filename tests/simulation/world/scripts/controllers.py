@@ -352,6 +352,45 @@ async def script_rescue_from_an_older_log_deletes_no_data_of_a_node_that_runs(s:
     s.expect(_logs(s, "n4"), ["late/0", "moved/0"], "logs after a restart")
 
 
+@script(nodes=5)
+async def script_nodes_that_follow_the_feed_leave_an_old_controller_after_a_rescue(s: Stage) -> None:
+    """Given a controller of the group before a rescue, which returns first, nodes without a controller follow the new group.
+
+    One of these nodes runs all the time. The other one starts while only the old controller answers.
+    """
+    await s.create("orders", replicas=1)
+    await _move(s, "orders", "n4")
+    await s.publish("orders", 3)
+    await s.stop("n1", "n5")
+    await s.create("late", replicas=1)
+    await _move(s, "late", "n4")
+    await s.stop("n2")
+    await s.stop("n3")
+    folder = s["n1"].disk.folder
+    with lock_directories([folder]) as directories:
+        rescue(read_survivor(directories[0]), directories, ("n1",), None, NS_PER_S)
+    for node in s.names:
+        if node != "n2":
+            s[node].file.settings = with_values(s[node].file.settings, {"controllers": ("n1",)})
+    s["n2"].start()
+    await asyncio.sleep(2)
+    s["n5"].start()
+    await asyncio.sleep(3)
+    await s.start("n1", "n2", "n5")
+
+    async def indexes() -> int:
+        return len({(await s.status(node))["metadata_index"] for node in ("n1", "n2", "n4", "n5")})
+
+    await s.shows(indexes, 1, within_s=20, what="all nodes have the image of the new group")
+    s.expect((await s.status("n2"))["controller"], False, "n2 is a controller")
+    await s.becomes(lambda: s.leader("orders") == "n4", within_s=20, what="n4 leads")
+    s.expect(await s.publish("orders", 1, first=3), [3], "offset after the rescue")
+    s.expect(_logs(s, "n4"), ["late/0", "orders/0"], "logs")
+    await s.create("after", replicas=1)
+    await _move(s, "after", "n5")
+    await s.shows(indexes, 1, within_s=2, what="all nodes know a change at once")
+
+
 @script(nodes=4)
 async def script_partition_that_has_moved_away_is_deleted_when_it_has_a_leader(s: Stage) -> None:
     """Given a log that has left its node, when its partition has a leader again, the node deletes the log."""
@@ -381,7 +420,8 @@ async def script_controllers_with_new_disks_delete_no_data_of_a_node_that_runs(s
     s["n4"].wants_restart = False
     s.forget_log()
     await s.start("n1", "n2", "n3")
-    await s.becomes(lambda: s["n4"].exits == [1], what="n4 ends")
+    await s.becomes(lambda: s["n4"].exits == [1], what="n4 ends, and its supervisor may start it again")
+    s.expect_in("CRITICAL node.failed: * error=The metadata group does not know node 'n4' any more, *", "\n".join(s.log("n4")))
     s.expect_in("ERROR partition.kept: metadata went back or was rescued partitions=2: keeping", "\n".join(s.log("n4")))
     s.expect(_logs(s, "n4"), ["orders/0", "orders/1"], "logs")
     await s.start("n4")

@@ -81,6 +81,31 @@ async def script_disk_of_the_node_that_leads_everything_is_full(s: Stage) -> Non
 
 
 @script()
+async def script_disk_without_inodes_stops_only_the_partition_that_needs_one(s: Stage) -> None:
+    """Given a leader, when its disk has space but no inodes, the partition stops at its next segment, and another node leads.
+
+    The node does not restart while there is no inode, because it could not start. So its other partitions continue.
+    """
+    await s.create("orders", leader="n2", segment_bytes=4096)
+    await s.create("others", leader="n2")
+    node = s["n2"]
+    node.disk.takes_new_files = False
+    s.forget_log()
+    text = await s.fails(s.publish("orders", 40, value=_VALUE, timeout_s=3), PublishRejectedError)
+    s.expect_in("NO_SPACE", text)
+    await s.becomes(lambda: s.leader("orders") in ("n1", "n3"), within_s=2, what="another node leads")
+    s.expect_in("No space left on device. *no free inodes (df -i)*", "\n".join(s.log("n2")))
+    await asyncio.sleep(130)
+    s.expect(node.exits, [], "exit codes without an inode")
+    s.expect(s.leader("others"), "n2", "leader of the other stream")
+    s.expect(await s.publish("others", 1), [0], "offset in the other stream")
+    node.disk.heal()
+    await s.becomes(lambda: bool(node.exits) and node.is_ready, within_s=80, what="the node restarts")
+    s.expect(node.exits, [75], "exit code")
+    await s.shows(lambda: s.isr("orders"), s.names)
+
+
+@script()
 async def script_slow_flush_is_reported(s: Stage) -> None:
     """Given a leader, when one flush takes 3 s, the node reports it, and publishes are acknowledged after it."""
     await s.create("orders", leader="n2")
