@@ -22,7 +22,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from liftpy.client.arguments import check_bounds
 from liftpy.client.batch_view import BatchSlice, ConsumedRecord, GroupBatch, records_of
@@ -430,11 +430,13 @@ class Group:
         copying = GroupCopy(
             self._client, self, target, transform, partition_for=partition_for, options=options, session_s=session_s
         )
-        try:
-            await copying.run()
-        finally:  # the application may call this method again, or read the batches itself
-            left = [*self._returned, *copying.left]
-            self._returned = deque(sorted(left, key=lambda part: (part.key, part.slice.first_offset)))
+        await copying.run()
+
+    def _put_back(self, parts: Iterable[GroupBatch]) -> None:
+        """Let ``take`` return batches again that it has returned and that are not finished."""
+        left = [*self._returned, *parts]
+        self._returned = deque(sorted(left, key=lambda part: (part.key, part.slice.first_offset)))
+        self._news.set()
 
     async def commit(self) -> None:
         """Commit all records that this member returned, including the last one.
@@ -843,12 +845,13 @@ class GroupCopy:
         self.patience_s = _FAREWELLS * session_s
         self.room = asyncio.Event()
         self.in_hand = 0
-        self.left: list[GroupBatch] = []
-        """After ``run``, the batches that were taken and are not finished."""
         self._running: dict[tuple[PartitionKey, int], tuple[_PartitionCopy, asyncio.Task[None]]] = {}
 
     async def run(self) -> None:
-        """Run until the group is closed. Raises the errors of reads, the transform and the producers."""
+        """Run until the group is closed. Raises the errors of reads, the transform and the producers.
+
+        At its end, the batches that are not finished are back in the group, even if the caller is canceled again.
+        """
         taking: asyncio.Task[GroupBatch | None] | None = None
         try:
             while True:
@@ -872,11 +875,11 @@ class GroupCopy:
                         return
                     self._assign(part)
         finally:
-            left: list[asyncio.Task[Any]] = [task for _, task in self._running.values()]
-            left += [] if taking is None else [taking]
-            await end_tasks(left)  # one error is raised, the others are of the same kind
-            if taking is not None and not taking.cancelled() and taking.exception() is None and (part := taking.result()):
-                self.left.append(part)
+            if taking is not None and taking.done() and not taking.cancelled() and taking.exception() is None:
+                self.group._put_back([part] if (part := taking.result()) else [])
+            for copy, _ in self._running.values():  # before any wait, which a second cancellation would end
+                copy.put_back()
+            await end_tasks([taking, *(task for _, task in self._running.values())])  # their errors are of the same kind
 
     def _assign(self, part: GroupBatch) -> None:
         which = part.key, part.generation
@@ -909,6 +912,14 @@ class _PartitionCopy:
         self._parts.append(part)
         self._changed.set()
 
+    def put_back(self) -> None:
+        """Return the batches without acks to the group, so that the application may take them."""
+        parts = list(self._parts)
+        self._parts.clear()
+        self._home.in_hand -= len(parts)
+        if self._is_owner:
+            self._home.group._put_back(parts)
+
     @property
     def _is_owner(self) -> bool:
         return self._home.group.generation_of(self._key) == self._generation
@@ -933,9 +944,7 @@ class _PartitionCopy:
                         raise PublishRejectedError(text, error.reason) from error
                 await asyncio.sleep(_AGAIN_S)
         finally:
-            home.in_hand -= len(self._parts)
-            home.left += self._parts if self._is_owner else ()
-            self._parts.clear()
+            self.put_back()
             home.room.set()
 
     async def _copy(self) -> None:
@@ -975,7 +984,7 @@ class _PartitionCopy:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_CHECK_INTERVAL_S):
                     await self._changed.wait()
-            while self._receipts and self._receipts[0].done():
+            while self._parts and self._receipts and self._receipts[0].done():
                 self._receipts.popleft().result()
                 home.group.finished(self._parts.popleft())
                 self._finished += 1
