@@ -547,6 +547,8 @@ class Admin(NodeRequests):
     async def _stream_with(self, name: str, uid: str) -> StreamImage:
         """Return the stream. Raise NotFoundError if ``uid`` is given and the stream has another one."""
         stream = await self._streams.stream(name)
+        if uid and stream.uid != uid:  # the answering controller may be behind
+            stream = await self._streams.newest_stream(name)
         if uid and stream.uid != uid:
             raise NotFoundError(
                 f"Stream {name} was deleted and created again: its uid is {stream.uid}, not {uid}. Check which of the "

@@ -55,6 +55,8 @@ from liftpy.nats.cancellation import end_tasks
 
 if TYPE_CHECKING:
     from liftpy.client.client import Client
+    from liftpy.client.stream_info import StreamInfo
+    from liftpy.core.metadata.image import StreamImage
 
 logger = logging.getLogger("liftpy.client")
 
@@ -202,7 +204,7 @@ class Group:
         """Find the coordinator and join the group. ``client.group`` calls it."""
         home = await self._client.groups.stream()
         self._partition = partition_of(self.name, len(home.partitions))
-        known = await self._known_streams()
+        known, self._last_check_s = self._known_streams(await self._client._streams.newest_streams()), time.monotonic()
         if not known:
             raise NotFoundError(f"No stream matches {', '.join(self._wanted)}. Check the names with `liftpy stream list`.")
         self._at_open = {stream.name: stream for stream in known}
@@ -655,11 +657,11 @@ class Group:
         self._news.set()
 
     # ---- streams and their readers -----------------------------------------------------------------------------------------
-    async def _known_streams(self) -> list[pb.KnownStream]:
-        self._last_check_s = time.monotonic()
+    def _known_streams(self, listed: Sequence[StreamImage | StreamInfo]) -> list[pb.KnownStream]:
+        """Return the streams in ``listed`` that this member reads. Raises GroupRejectedError if they are too many."""
         streams = {
             stream.name: stream
-            for stream in await self._client.admin.list_streams()
+            for stream in listed
             if not stream.name.startswith("_") and any(fnmatchcase(stream.name, pattern) for pattern in self._wanted)
         }
         known = [
@@ -676,8 +678,11 @@ class Group:
         return known
 
     async def _refresh_streams(self, machine: MemberMachine) -> None:
-        try:
-            machine.reads(await self._known_streams())
+        has_changed, self._last_check_s = self._last_check_s == -math.inf, time.monotonic()
+        streams = self._client._streams
+        try:  # after a change, the answer of a controller that is behind would be of no use
+            listed = await (streams.newest_streams() if has_changed else self._client.admin.list_streams())
+            machine.reads(self._known_streams(listed))
         except ClientClosedError:
             raise
         except GroupRejectedError as error:  # there are too many streams now: the member continues with the known ones

@@ -28,6 +28,8 @@ from liftpy.nats.cancellation import end_tasks
 
 if TYPE_CHECKING:
     from liftpy.client.client import Client
+    from liftpy.client.stream_info import StreamInfo
+    from liftpy.core.metadata.image import StreamImage
 
 MAX_PARTITIONS = 4096
 AHEAD_BYTES = 64 * 1024 * 1024
@@ -233,9 +235,11 @@ class ManyConsumer:
 
     async def _list_partitions(self, now: float) -> None:
         first = not self._has_started  # also True if an earlier call has failed or was canceled
-        streams = await self._client.admin.list_streams(internal=True)
         there = sorted(
-            (stream.name, p.partition) for stream in streams if self._selects(stream.name) for p in stream.partitions
+            (stream.name, p.partition)
+            for stream in await self._streams(newest=first)
+            if self._selects(stream.name)
+            for p in stream.partitions
         )
         if first:
             exact = {name for name in self._names if not _WILD & set(name)}
@@ -265,6 +269,12 @@ class ManyConsumer:
         # resolve the start "new" now, not at the first read
         await asyncio.gather(*(self._readers[place].begin() for place in new))
         self._has_started, self._next_check_s = True, now + CHECK_EVERY_S
+
+    async def _streams(self, *, newest: bool) -> Sequence[StreamImage | StreamInfo]:
+        """Return all streams. ``newest``: as they are now. Otherwise the list may be old."""
+        if newest:  # a partition that is missing at the start of the read would begin at its first record, not at ``start``
+            return await self._client._streams.newest_streams()
+        return await self._client.admin.list_streams(internal=True)
 
     # ---- reading -----------------------------------------------------------------------------------------------------
     def batches(self) -> AsyncIterator[ConsumedBatch]:

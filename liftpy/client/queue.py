@@ -386,7 +386,7 @@ class Queue:
                     f"Stream {dead_letters.name} cannot store dead letters. It needs a subject without wildcards, and the ack policy "
                     "leader or all. Choose another stream (QueueOptions(dead_letters=))."
                 )
-        stream = await self._client.stream(self.stream)
+        stream = StreamInfo.of(await self._client._streams.newest_stream(self.stream))
         self._at_open = {stream.key(partition.partition) for partition in stream.partitions}
         self._set_partitions(stream)
         if any(partition.state.unclean_elected for partition in stream.partitions):
