@@ -852,6 +852,21 @@ class Consumer:
                 self._fetched.missed_tombstones = earlier.missed_tombstones
         return self._reader.fetching(self._fetched, until_ns)
 
+    def _remember(self) -> Callable[[object], None]:
+        """Return a function that takes back the records that a later call has returned: the next call returns them again."""
+        last, start = self._handed_on.last, self._start
+
+        def take_back(_: object) -> None:
+            if self._start is not start:  # another thread has called `seek`
+                return
+            iteration = self._iteration() if self._iteration is not None else None
+            if iteration is not None:
+                iteration.replace()
+            self._iteration = self._one = None
+            self._handed_on.last = last
+
+        return take_back
+
     def _position(self) -> ReadProgress:
         """Return the state of the read directly after the last record that the application received."""
         assert self._origin is not None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import math
 import secrets
@@ -301,13 +302,24 @@ class Group:
         Returns:
             The record. None at the end of the batch, or if this member may not deliver the record now.
         """
-        part, records, machine = self._current_batch, self._records, self._machine
-        if part is None or records is None or machine is None or not machine.may_deliver(part.key, now_ns()):
-            return None
-        record = next(records, None)
+        record = next(self._records, None) if self._records is not None and self._may_return_record() else None
         if record is not None:
             self._past, self._record = self._record, record
         return record
+
+    def _may_return_record(self) -> bool:
+        """Return whether this member may deliver the records of the current batch now."""
+        part, machine = self._current_batch, self._machine
+        return part is not None and machine is not None and machine.may_deliver(part.key, now_ns())
+
+    def _rewind(self) -> None:
+        """Return the records again that follow the last returned one, because their iterator was interrupted."""
+        part, record = self._current_batch, self._record
+        if part is None or self._records is None or self.generation_of(part.key) != part.generation:
+            return
+        end = part.slice.last_offset + 1
+        rest = part.slice if record is None else BatchSlice.between(part.slice.batch, record.offset + 1, end)
+        self._records = iter(()) if rest is None else records_of(part.key.stream, part.key.partition, rest)
 
     def _must_wait_for_heartbeat(self) -> bool:
         """Return whether the member must wait for a heartbeat answer before it may return more records of the current batch.
@@ -439,6 +451,24 @@ class Group:
         left = [*self._returned, *parts]
         self._returned = deque(sorted(left, key=lambda part: (part.key, part.slice.first_offset)))
         self._news.set()
+
+    def _remember(self) -> Callable[[GroupBatch | ConsumedRecord | None], None]:
+        """Return a function that takes back what a later call has returned: the next call returns it again."""
+        current, record, past = self._current_batch, self._record, self._past
+
+        def take_back(returned: GroupBatch | ConsumedRecord | None) -> None:
+            part = self._current_batch
+            if returned is None:
+                return
+            if isinstance(returned, ConsumedRecord) and part is current and self._records is not None:
+                self._records, self._record, self._past = itertools.chain([returned], self._records), record, past
+                return
+            if isinstance(returned, ConsumedRecord) or part is returned:
+                self._current_batch = self._records = self._record = self._past = None
+            batch = returned if isinstance(returned, GroupBatch) else part
+            self._put_back(() if batch is None else [batch])
+
+        return take_back
 
     async def commit(self) -> None:
         """Commit all records that this member returned, including the last one.

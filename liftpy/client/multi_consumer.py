@@ -14,6 +14,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from liftpy.client.batch_view import BatchSlice, ConsumedBatch, ConsumedRecord, records_of
@@ -337,23 +338,43 @@ class ManyConsumer:
     def __aiter__(self) -> AsyncIterator[ConsumedRecord]:
         return ResultIterator(self.next_record)
 
-    def next_fetched(self) -> ConsumedRecord | None:
-        """Return the next record of the current slice, without waiting. None at the end of the slice."""
-        self._last = next(self._rest, None)
-        return self._last
-
     async def next_record(self) -> ConsumedRecord | None:
         """Return the next record of any partition. None when ``until`` is reached in all partitions."""
         while True:
-            self._last = record = next(self._rest, None)  # as next_fetched, without a call for each record
+            self._last = record = next(self._rest, None)
             if record is not None:
                 return record
             batch = await self.next()
             if batch is None:
                 return None
-            self._unread = batch
-            self._rest, self._current = records_of(batch.stream, batch.partition, batch.slice), batch
-            self._unread = None
+            self._begin_slice(batch)
+
+    def _begin_slice(self, batch: ConsumedBatch) -> None:
+        """Begin to return ``batch`` record by record. If its records cannot be decoded, ``next`` returns it again."""
+        self._unread = batch
+        rest = records_of(batch.stream, batch.partition, batch.slice)
+        self._rest = rest
+        self._current, self._last, self._unread = batch, None, None
+
+    def _rewind(self) -> None:
+        """Let ``next`` return the records again that follow the last delivered one, because their iterator was interrupted."""
+        current = self._current
+        self._unread = current if self._last is None else self._rest_of_slice()
+        self._rest, self._last, self._current = iter(()), None, None
+
+    def _remember(self) -> Callable[[ConsumedBatch | ConsumedRecord | None], None]:
+        """Return a function that takes back what a later call has returned: the next call returns it again."""
+        current, last = self._current, self._last
+
+        def take_back(returned: ConsumedBatch | ConsumedRecord | None) -> None:
+            if isinstance(returned, ConsumedBatch):
+                self._unread = returned if self._current is not returned else None
+            elif returned is not None and self._current is current:
+                self._rest, self._last = chain([returned], self._rest), last
+            elif returned is not None:  # it is the first record of its slice
+                self._unread, self._current, self._rest, self._last = self._current, None, iter(()), None
+
+        return take_back
 
     # ---- where it is -----------------------------------------------------------------------------------------------------
     async def positions(self) -> dict[Place, Position]:

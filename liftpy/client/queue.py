@@ -13,7 +13,7 @@ import logging
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Literal
@@ -523,6 +523,19 @@ class Queue:
             self._pace.took(len(jobs), now_ns)
         return jobs
 
+    def _remember(self) -> Callable[[list[Job] | Job | None], None]:
+        """Return a function that takes back the jobs that a later call has returned: the next call returns them again."""
+
+        def take_back(returned: list[Job] | Job | None) -> None:
+            jobs = [returned] if isinstance(returned, Job) else returned or []
+            if self._closed:
+                self._begin_settling(pb.SETTLE_RELEASE, jobs)
+            else:
+                self._ready.extendleft(reversed(jobs))
+                self._return_later()
+
+        return take_back
+
     def _run_shielded(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run ``work`` in a task of its own, so that it continues if the caller is canceled. Return the task."""
         coming = self._fetch_task = asyncio.create_task(work, name=f"records of {self.name}")
@@ -533,6 +546,10 @@ class Queue:
         self._fetch_task = None
         if not coming.cancelled() and coming.exception() is not None:
             self.counters["not brought"] += 1
+        self._return_later()
+
+    def _return_later(self) -> None:
+        """Return the prefetched jobs to the queue if the application does not take them soon."""
         self._touched_ns = _now_ns()
         if self._untouched is None and self._ready and not self._closed:
             self._untouched = asyncio.get_running_loop().call_later(UNTOUCHED_S, self._return_if_untouched)

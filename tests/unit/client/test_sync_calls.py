@@ -121,14 +121,14 @@ def test_sync_consumer_without_a_reference_to_its_client_reads_and_then_closes_i
 
 def test_sync_call_during_close_in_another_thread_raises_client_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The call passed the check for a closed client before the event loop stopped."""
-    loop, real = sync._Loop(), asyncio.run_coroutine_threadsafe
+    loop, real = sync._Loop(), sync._Call.start
     looked, ending, told = threading.Event(), threading.Event(), list[BaseException]()
 
-    def slowly(work: Any, where: Any) -> Any:
+    def slowly(call: Any, where: Any) -> None:
         if threading.current_thread() is caller:
             looked.set()
             closing.join(0.3)
-        return real(work, where)
+        real(call, where)
 
     def call() -> None:
         try:
@@ -142,7 +142,7 @@ def test_sync_call_during_close_in_another_thread_raises_client_closed(monkeypat
 
     caller = threading.Thread(target=call, daemon=True)
     closing = threading.Thread(target=loop.end, args=(last,), daemon=True)
-    monkeypatch.setattr(sync.asyncio, "run_coroutine_threadsafe", slowly)
+    monkeypatch.setattr(sync._Call, "start", slowly)
     closing.start()
     assert ending.wait(10)
     caller.start()
