@@ -21,7 +21,7 @@ from liftpy.client.encode_publish import MESSAGE_ID, Address, check_message_id
 from liftpy.client.in_flight import NOT_STORED_NOW, ack_reason
 from liftpy.client.retrying import look_up, retry_attempts
 from liftpy.client.stream_directory import StreamDirectory
-from liftpy.core.base.ids import check_name, is_utf8, quote
+from liftpy.core.base.ids import check_name
 from liftpy.core.metadata.image import StreamImage
 from liftpy.core.services.queries import (
     AT_LEAST_HEADER,
@@ -367,8 +367,6 @@ class Services:
         for name, _ in pairs:
             if name == MESSAGE_ID:
                 raise ConfigError(f"Invalid header {MESSAGE_ID}. Set the id of the command with message_id=.")
-            if not is_utf8(name):
-                raise ConfigError(f"Invalid header name {quote(name)}. Use UTF-8 text.")
         place, left_s = await look_up(partial(self._partition_of, stream, partition, key), stream, timeout_s)
         check_partition(place)
 
