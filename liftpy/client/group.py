@@ -52,7 +52,7 @@ from liftpy.errors import (
     PublishRejectedError,
     UnavailableError,
 )
-from liftpy.nats.cancellation import end_tasks
+from liftpy.nats.cancellation import CloseOnce, end_tasks
 
 if TYPE_CHECKING:
     from liftpy.client.client import Client
@@ -188,6 +188,7 @@ class Group:
         self._news, self._wake, self._beat_soon = self._fetcher.news, asyncio.Event(), asyncio.Event()
         self._error: Exception | None = None
         self._closed = False
+        self._closing = CloseOnce(f"closing of a member of {self.name}")
         self._last_check_s = -math.inf
         self._commit_at_s = math.inf
         """Monotonic time of the next automatic commit, in seconds."""
@@ -231,13 +232,15 @@ class Group:
         """Stop reading, commit finished records and leave the group.
 
         With ``auto_commit_s=0`` nothing is committed. A member with ``instance`` keeps its partitions for the rest of
-        its session. A second call does nothing.
+        its session. A second call waits for the end of the first one. If a call is cancelled, the close continues.
         """
-        if self._closed:
-            return
-        self._closed = True
-        self._news.set()
-        self._note_finished(self._past)
+        if not self._closed:
+            self._closed = True
+            self._news.set()
+            self._note_finished(self._past)
+        await self._closing.run(self._close)
+
+    async def _close(self) -> None:
         await end_tasks([*self._tasks, *self._fetcher.stop()])
         self._owned.clear()
         machine = self._machine

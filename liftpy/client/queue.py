@@ -45,7 +45,7 @@ from liftpy.errors import (
     PublishRejectedError,
     UnavailableError,
 )
-from liftpy.nats.cancellation import end_tasks
+from liftpy.nats.cancellation import CloseOnce, end_tasks
 
 if TYPE_CHECKING:
     from liftpy.client.client import Client
@@ -369,6 +369,7 @@ class Queue:
         self._settlements = Settlements(self.name, self._settle_and_take)
         self._number = 0
         self._closed = False
+        self._closing = CloseOnce(f"closing of a worker of {self.name}")
         self._dead_letter_tasks: set[asyncio.Task[None]] = set()
         self.problem = ""
         """Why a record cannot be stored as a dead letter now: stream, record and reason. '': no problem."""
@@ -424,12 +425,13 @@ class Queue:
     async def close(self) -> None:
         """Return prefetched records and send pending acks.
 
-        Records that the application still has are delivered again when their ack wait expires. A second call does
-        nothing.
+        Records that the application still has are delivered again when their ack wait expires. A second call waits for
+        the end of the first one. If a call is cancelled, the close continues.
         """
-        if self._closed:
-            return
         self._closed = True
+        await self._closing.run(self._close)
+
+    async def _close(self) -> None:
         if self._untouched is not None:
             self._untouched.cancel()
         if self._fetch_task is not None and not self._fetch_task.done():

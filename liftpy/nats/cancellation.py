@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 logger = logging.getLogger("liftpy.client")
@@ -23,6 +23,20 @@ async def with_cancellation(work: Awaitable[_T]) -> _T:
     finally:
         if task.cancelling() > before:
             raise asyncio.CancelledError
+
+
+class CloseOnce:
+    """Closes an object once. Every caller waits for the end of the close, and a canceled caller does not stop it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._closing: asyncio.Task[None] | None = None
+
+    async def run(self, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Call ``close`` if no caller has done so yet, and wait for its end."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(close(), name=self._name)
+        await asyncio.shield(self._closing)
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
