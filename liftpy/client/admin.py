@@ -1026,7 +1026,7 @@ async def _until(reader: PartitionReader, stream: StreamImage, before: SupportsI
         return bounds.end_offset, bounds
     offset = time_offset if isinstance(before, datetime) else check_offset(before, "before")
     if not 0 <= offset <= bounds.end_offset:
-        raise out_of_range(offset, bounds.log_start_offset, bounds.high_watermark)
+        raise out_of_range(f"{reader.stream}/{reader.partition}", offset, bounds.log_start_offset, bounds.high_watermark)
     return offset, bounds
 
 

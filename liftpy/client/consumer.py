@@ -642,7 +642,8 @@ class Consumer:
         # only the leader knows the end of the uncommitted records
         if isinstance(named, int) and not self._reader.options.committed:
             known = replace(bounds, high_watermark=max(bounds.high_watermark, named - 1))
-        begin = positions.start_offset(self._start, known) if at_offset is None else at_offset
+        place = f"{self._reader.stream}/{self._reader.partition}"
+        begin = positions.start_offset(self._start, known, place) if at_offset is None else at_offset
         end = positions.end_offset(self._until, bounds)
         if begin == bounds.end_offset and not last[1]:  # the last committed record must stay, as if it had been read
             last = (begin - 1, bounds.end_epoch)
