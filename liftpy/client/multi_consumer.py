@@ -236,16 +236,15 @@ class ManyConsumer:
 
     async def _list_partitions(self, now: float) -> None:
         first = not self._has_started  # also True if an earlier call has failed or was canceled
+        exact = {name for name in self._names if not _WILD & set(name)}
         there = sorted(
             (stream.name, p.partition)
             for stream in await self._streams(newest=first)
             if self._selects(stream.name)
             for p in stream.partitions
         )
-        if first:
-            exact = {name for name in self._names if not _WILD & set(name)}
-            if lacking := sorted(exact - {stream for stream, _ in there}):
-                raise NotFoundError(f"No stream matches {', '.join(lacking)}. Check the names with `liftpy stream list`.")
+        if first and (lacking := sorted(exact - {stream for stream, _ in there})):
+            raise NotFoundError(f"No stream matches {', '.join(lacking)}. Check the names with `liftpy stream list`.")
         new = [place for place in there if place not in self._readers]
         if len(self._readers) + len(new) > MAX_PARTITIONS:
             raise ConfigError(
@@ -268,7 +267,13 @@ class ManyConsumer:
         for place in new:  # without a reference to this consumer, so that it can be dropped
             self._fetcher.add(place, partial(_next_slice, self._iterations, place, self._readers[place]))
         # resolve the start "new" now, not at the first read
-        await asyncio.gather(*(self._readers[place].begin() for place in new))
+        begun = await asyncio.gather(*(self._readers[place].begin() for place in new), return_exceptions=True)
+        for place, result in zip(new, begun, strict=True):
+            if isinstance(result, NotFoundError) and place[0] not in exact:  # it was deleted after it was listed
+                del self._readers[place]
+                self._fetcher.remove(place)
+            elif isinstance(result, BaseException):
+                raise result
         self._has_started, self._next_check_s = True, now + CHECK_EVERY_S
 
     async def _streams(self, *, newest: bool) -> Sequence[StreamImage | StreamInfo]:

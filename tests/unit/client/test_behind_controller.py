@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
 from liftpy.client import Client, GroupOptions, QueueOptions
 from liftpy.client.metadata_requests import ClusterState, MetadataRequests
+from liftpy.client.stream_directory import StreamDirectory
 from liftpy.core.metadata.image import StreamImage
 from liftpy.errors import NotFoundError
 from liftpy.testing.memory import memory_cluster
@@ -61,6 +63,19 @@ async def test_consume_many_from_new_skips_old_records_of_every_partition(client
     async with client.consume_many("orders", start="new") as many, asyncio.timeout(20):
         await publish_new(client)
         assert sorted([(await anext(aiter(many))).record.value or b"" for _ in range(2)]) == NEW_ONLY
+
+
+async def test_consume_many_skips_a_stream_of_a_pattern_that_was_just_deleted(client: Client) -> None:
+    for name in ("pay-1", "pay-2"):
+        await client.create_stream(name, name)
+        await client.publish(name, name.encode())
+    listed = await client.admin.describe_cluster()
+    await client.admin.delete_stream("pay-1")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StreamDirectory, "newest_streams", AsyncMock(return_value=listed.streams()))
+        async with client.consume_many("pay-*", until="end") as many:
+            assert [record.value async for _, _, record in many] == [b"pay-2"]
+            assert set(await many.positions()) == {("pay-2", 0)}
 
 
 async def test_group_from_new_skips_old_records_of_every_partition(client: Client, behind: Behind) -> None:
