@@ -59,7 +59,7 @@ from liftpy.errors import (
     PublishRejectedError,
     UnavailableError,
 )
-from liftpy.nats.cancellation import end_tasks
+from liftpy.nats.cancellation import end_tasks, suspended_s
 from liftpy.nats.transport import SILENT_S, Transport, is_no_responders, unsubscribe
 
 _Ack = client_pb2.Ack
@@ -670,8 +670,12 @@ class Publisher:
                 await self._has_work.wait()
                 if renewed.done():  # no message of the old connection is in flight
                     renewed, self._probing_until = self._transport.reconnected, loop.time() + PROBING_S
+            due_at = loop.time() + _SWEEP_S
             await asyncio.sleep(_SWEEP_S)
             now = loop.time()
+            if late_s := suspended_s(due_at):  # acks may have arrived during the suspension, and are not processed yet
+                for message in self._in_flight.values():
+                    message.extend(late_s)
             self._check_server(now)
             if renewed.done():  # it is unknown which messages of the old connection have arrived
                 renewed = self._transport.reconnected
