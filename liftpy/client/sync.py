@@ -172,12 +172,16 @@ class _Loop:
             call.interrupt(error)
             raise
 
-    def _start(self, call: _Call[Any]) -> None:
-        if os.getpid() != self._process:  # before the lock: a thread of the parent process may have held it at the fork
+    def check_process(self) -> None:
+        """Raise ConfigError in a forked child. Records that were fetched before the fork belong to the parent process."""
+        if os.getpid() != self._process:
             raise ConfigError(
                 "This client was opened before a fork, and its thread runs in the parent process. Open a new client "
                 "in the child process."
             )
+
+    def _start(self, call: _Call[Any]) -> None:
+        self.check_process()  # before the lock: a thread of the parent process may have held it at the fork
         with self._lock:
             if self.ended:
                 raise ClientClosedError("The client is closed. Open a new client.")
@@ -227,6 +231,7 @@ class _SharedLoop:
     def __init__(self, loop: _Loop) -> None:
         self.run = loop.run
         self.wait_for = loop.wait_for
+        self.check_process = loop.check_process
 
 
 class _Synchronous(Generic[_W]):
@@ -553,6 +558,7 @@ class SyncManyConsumer(_SyncContextManager[ManyConsumer]):
         return self
 
     def __iter__(self) -> Iterator[ConsumedRecord]:
+        self._loop.check_process()
         wrapped = self._wrapped
         while True:
             try:  # Python handles Ctrl-C at calls, so never between a record and its `yield`
@@ -603,6 +609,7 @@ class SyncGroup(_SyncContextManager[Group]):
     close = _sync_method(Group.close)
 
     def __iter__(self) -> Iterator[ConsumedRecord]:
+        self._loop.check_process()
         wrapped = self._wrapped
 
         async def following() -> ConsumedRecord | None:

@@ -22,7 +22,7 @@ from liftpy.client.producer import Producer
 from liftpy.client.publisher import Publisher
 from liftpy.client.queue import Job, Queue
 from liftpy.client.services import Services
-from liftpy.errors import ClientClosedError, UnavailableError
+from liftpy.errors import ClientClosedError, ConfigError, UnavailableError
 from liftpy.testing.memory import memory_cluster
 from tests.each import each
 
@@ -150,3 +150,26 @@ def test_sync_call_during_close_in_another_thread_raises_client_closed(monkeypat
         thread.join(10)
         assert not thread.is_alive()
     assert [type(error) for error in told] == [ClientClosedError]
+
+
+@pytest.mark.parametrize("how", ["consume", "consume_many", "group"])
+def test_sync_iteration_in_a_forked_process_returns_no_record_of_the_parent_process(
+    monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The reader has fetched records before the fork."""
+    with memory_cluster() as cluster, cluster.sync_client() as client:
+        client.create_stream("orders", "orders")
+        with client.producer("orders") as producer:
+            producer.send_many([b"v"] * 10)
+        readers: dict[str, Any] = {
+            "consume": lambda: client.consume("orders"),
+            "consume_many": lambda: client.consume_many("orders"),
+            "group": lambda: client.group("billing", ["orders"]),
+        }
+        reader = readers[how]()
+        next(iter(reader))
+        with monkeypatch.context() as child:
+            child.setattr(sync.os, "getpid", lambda: -1)
+            with pytest.raises(ConfigError, match="opened before a fork"):
+                next(iter(reader))
+        assert next(iter(reader)) is not None
