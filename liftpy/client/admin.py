@@ -547,6 +547,8 @@ class Admin(NodeRequests):
     async def _stream_with(self, name: str, uid: str) -> StreamImage:
         """Return the stream. Raise NotFoundError if ``uid`` is given and the stream has another one."""
         stream = await self._streams.stream(name)
+        if uid and stream.uid != uid:  # the answering controller may be behind
+            stream = await self._streams.newest_stream(name)
         if uid and stream.uid != uid:
             raise NotFoundError(
                 f"Stream {name} was deleted and created again: its uid is {stream.uid}, not {uid}. Check which of the "
@@ -1024,7 +1026,7 @@ async def _until(reader: PartitionReader, stream: StreamImage, before: SupportsI
         return bounds.end_offset, bounds
     offset = time_offset if isinstance(before, datetime) else check_offset(before, "before")
     if not 0 <= offset <= bounds.end_offset:
-        raise out_of_range(offset, bounds.log_start_offset, bounds.high_watermark)
+        raise out_of_range(f"{reader.stream}/{reader.partition}", offset, bounds.log_start_offset, bounds.high_watermark)
     return offset, bounds
 
 

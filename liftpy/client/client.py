@@ -40,6 +40,7 @@ from liftpy.core.wire.batch import Record
 from liftpy.core.wire.headers import HeadersLike
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError
+from liftpy.nats.cancellation import CloseOnce
 from liftpy.nats.credentials import Credentials
 from liftpy.nats.parser import make_strict
 from liftpy.nats.transport import DEFAULT_URL, Transport, open_connection
@@ -156,7 +157,7 @@ class Client:
         """True if ``close`` also closes the NATS connection."""
         self._factories = factories or ClientFactories()
         self._streams = StreamDirectory(MetadataRequests(transport, subjects), self._factories)
-        self._closing: asyncio.Task[None] | None = None
+        self._closing = CloseOnce("closing of a client")
         self._publishers: dict[tuple[str, int], Publisher] = {}
         self._making = asyncio.Lock()
         """Lock for creating publishers: concurrent calls of ``publish`` create and share one publisher per partition."""
@@ -185,12 +186,10 @@ class Client:
         ClientClosedError. A nats-py client that you passed to ``connect`` stays open. A second call does nothing.
         """
         self._transport.end()
-        if self._closing is None:
-            publishers, self._publishers = list(self._publishers.values()), {}
-            self._closing = asyncio.create_task(self._close(publishers), name="closing of a client")
-        await asyncio.shield(self._closing)  # a canceled caller does not stop the close
+        await self._closing.run(self._close)
 
-    async def _close(self, publishers: list[Publisher]) -> None:
+    async def _close(self) -> None:
+        publishers, self._publishers = list(self._publishers.values()), {}
         try:
             await asyncio.gather(*(publisher.close() for publisher in publishers))
         finally:

@@ -642,7 +642,8 @@ class Consumer:
         # only the leader knows the end of the uncommitted records
         if isinstance(named, int) and not self._reader.options.committed:
             known = replace(bounds, high_watermark=max(bounds.high_watermark, named - 1))
-        begin = positions.start_offset(self._start, known) if at_offset is None else at_offset
+        place = f"{self._reader.stream}/{self._reader.partition}"
+        begin = positions.start_offset(self._start, known, place) if at_offset is None else at_offset
         end = positions.end_offset(self._until, bounds)
         if begin == bounds.end_offset and not last[1]:  # the last committed record must stay, as if it had been read
             last = (begin - 1, bounds.end_epoch)
@@ -851,6 +852,21 @@ class Consumer:
                 self._fetched.tombstones = earlier.tombstones
                 self._fetched.missed_tombstones = earlier.missed_tombstones
         return self._reader.fetching(self._fetched, until_ns)
+
+    def _remember(self) -> Callable[[object], None]:
+        """Return a function that takes back the records that a later call has returned: the next call returns them again."""
+        last, start = self._handed_on.last, self._start
+
+        def take_back(_: object) -> None:
+            if self._start is not start:  # another thread has called `seek`
+                return
+            iteration = self._iteration() if self._iteration is not None else None
+            if iteration is not None:
+                iteration.replace()
+            self._iteration = self._one = None
+            self._handed_on.last = last
+
+        return take_back
 
     def _position(self) -> ReadProgress:
         """Return the state of the read directly after the last record that the application received."""

@@ -53,7 +53,7 @@ class Cursor:
     async def open(self) -> Cursor:
         """Open the cursor, and create it if there is none. ``client.cursor`` calls it."""
         home = await self._client.groups.stream()
-        stream = await self._client.stream(self.stream)
+        stream = await self._client._streams.newest_stream(self.stream)
         self._uid = stream.uid
         self._home = partition_of(self.name, len(home.partitions))
         answer = await self._send_command(open=pb.OpenCursor())
@@ -192,7 +192,10 @@ class Cursor:
 
     async def _key(self, partition: int) -> PartitionKey:
         """Return the key of a partition of the current stream. Raise NotFoundError if the stream was created again."""
-        stream = await self._client.stream(self.stream)
+        streams = self._client._streams
+        stream = await streams.stream(self.stream)
+        if stream.uid != self._uid:  # the answering controller may be behind
+            stream = await streams.newest_stream(self.stream)
         if stream.uid != self._uid:
             raise self._recreated_error()
         check_partition(partition)
@@ -201,7 +204,7 @@ class Cursor:
                 f"Stream {self.stream} has no partition {partition}. It has {len(stream.partitions)} partitions, "
                 "numbered from 0."
             )
-        return stream.key(partition)
+        return PartitionKey(self.stream, stream.uid, partition)
 
     def _recreated_error(self) -> NotFoundError:
         return NotFoundError(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import math
 import secrets
@@ -22,7 +23,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from liftpy.client.arguments import check_bounds
 from liftpy.client.batch_view import BatchSlice, ConsumedRecord, GroupBatch, records_of
@@ -51,10 +52,12 @@ from liftpy.errors import (
     PublishRejectedError,
     UnavailableError,
 )
-from liftpy.nats.cancellation import end_tasks
+from liftpy.nats.cancellation import CloseOnce, end_tasks
 
 if TYPE_CHECKING:
     from liftpy.client.client import Client
+    from liftpy.client.stream_info import StreamInfo
+    from liftpy.core.metadata.image import StreamImage
 
 logger = logging.getLogger("liftpy.client")
 
@@ -185,6 +188,7 @@ class Group:
         self._news, self._wake, self._beat_soon = self._fetcher.news, asyncio.Event(), asyncio.Event()
         self._error: Exception | None = None
         self._closed = False
+        self._closing = CloseOnce(f"closing of a member of {self.name}")
         self._last_check_s = -math.inf
         self._commit_at_s = math.inf
         """Monotonic time of the next automatic commit, in seconds."""
@@ -202,7 +206,7 @@ class Group:
         """Find the coordinator and join the group. ``client.group`` calls it."""
         home = await self._client.groups.stream()
         self._partition = partition_of(self.name, len(home.partitions))
-        known = await self._known_streams()
+        known, self._last_check_s = self._known_streams(await self._client._streams.newest_streams()), time.monotonic()
         if not known:
             raise NotFoundError(f"No stream matches {', '.join(self._wanted)}. Check the names with `liftpy stream list`.")
         self._at_open = {stream.name: stream for stream in known}
@@ -228,13 +232,15 @@ class Group:
         """Stop reading, commit finished records and leave the group.
 
         With ``auto_commit_s=0`` nothing is committed. A member with ``instance`` keeps its partitions for the rest of
-        its session. A second call does nothing.
+        its session. A second call waits for the end of the first one. If a call is cancelled, the close continues.
         """
-        if self._closed:
-            return
-        self._closed = True
-        self._news.set()
-        self._note_finished(self._past)
+        if not self._closed:
+            self._closed = True
+            self._news.set()
+            self._note_finished(self._past)
+        await self._closing.run(self._close)
+
+    async def _close(self) -> None:
         await end_tasks([*self._tasks, *self._fetcher.stop()])
         self._owned.clear()
         machine = self._machine
@@ -299,13 +305,24 @@ class Group:
         Returns:
             The record. None at the end of the batch, or if this member may not deliver the record now.
         """
-        part, records, machine = self._current_batch, self._records, self._machine
-        if part is None or records is None or machine is None or not machine.may_deliver(part.key, now_ns()):
-            return None
-        record = next(records, None)
+        record = next(self._records, None) if self._records is not None and self._may_return_record() else None
         if record is not None:
             self._past, self._record = self._record, record
         return record
+
+    def _may_return_record(self) -> bool:
+        """Return whether this member may deliver the records of the current batch now."""
+        part, machine = self._current_batch, self._machine
+        return part is not None and machine is not None and machine.may_deliver(part.key, now_ns())
+
+    def _rewind(self) -> None:
+        """Return the records again that follow the last returned one, because their iterator was interrupted."""
+        part, record = self._current_batch, self._record
+        if part is None or self._records is None or self.generation_of(part.key) != part.generation:
+            return
+        end = part.slice.last_offset + 1
+        rest = part.slice if record is None else BatchSlice.between(part.slice.batch, record.offset + 1, end)
+        self._records = iter(()) if rest is None else records_of(part.key.stream, part.key.partition, rest)
 
     def _must_wait_for_heartbeat(self) -> bool:
         """Return whether the member must wait for a heartbeat answer before it may return more records of the current batch.
@@ -430,11 +447,31 @@ class Group:
         copying = GroupCopy(
             self._client, self, target, transform, partition_for=partition_for, options=options, session_s=session_s
         )
-        try:
-            await copying.run()
-        finally:  # the application may call this method again, or read the batches itself
-            left = [*self._returned, *copying.left]
-            self._returned = deque(sorted(left, key=lambda part: (part.key, part.slice.first_offset)))
+        await copying.run()
+
+    def _put_back(self, parts: Iterable[GroupBatch]) -> None:
+        """Let ``take`` return batches again that it has returned and that are not finished."""
+        left = [*self._returned, *parts]
+        self._returned = deque(sorted(left, key=lambda part: (part.key, part.slice.first_offset)))
+        self._news.set()
+
+    def _remember(self) -> Callable[[GroupBatch | ConsumedRecord | None], None]:
+        """Return a function that takes back what a later call has returned: the next call returns it again."""
+        current, record, past = self._current_batch, self._record, self._past
+
+        def take_back(returned: GroupBatch | ConsumedRecord | None) -> None:
+            part = self._current_batch
+            if returned is None:
+                return
+            if isinstance(returned, ConsumedRecord) and part is current and self._records is not None:
+                self._records, self._record, self._past = itertools.chain([returned], self._records), record, past
+                return
+            if isinstance(returned, ConsumedRecord) or part is returned:
+                self._current_batch = self._records = self._record = self._past = None
+            batch = returned if isinstance(returned, GroupBatch) else part
+            self._put_back(() if batch is None else [batch])
+
+        return take_back
 
     async def commit(self) -> None:
         """Commit all records that this member returned, including the last one.
@@ -653,11 +690,11 @@ class Group:
         self._news.set()
 
     # ---- streams and their readers -----------------------------------------------------------------------------------------
-    async def _known_streams(self) -> list[pb.KnownStream]:
-        self._last_check_s = time.monotonic()
+    def _known_streams(self, listed: Sequence[StreamImage | StreamInfo]) -> list[pb.KnownStream]:
+        """Return the streams in ``listed`` that this member reads. Raises GroupRejectedError if they are too many."""
         streams = {
             stream.name: stream
-            for stream in await self._client.admin.list_streams()
+            for stream in listed
             if not stream.name.startswith("_") and any(fnmatchcase(stream.name, pattern) for pattern in self._wanted)
         }
         known = [
@@ -674,8 +711,11 @@ class Group:
         return known
 
     async def _refresh_streams(self, machine: MemberMachine) -> None:
-        try:
-            machine.reads(await self._known_streams())
+        has_changed, self._last_check_s = self._last_check_s == -math.inf, time.monotonic()
+        streams = self._client._streams
+        try:  # after a change, the answer of a controller that is behind would be of no use
+            listed = await (streams.newest_streams() if has_changed else self._client.admin.list_streams())
+            machine.reads(self._known_streams(listed))
         except ClientClosedError:
             raise
         except GroupRejectedError as error:  # there are too many streams now: the member continues with the known ones
@@ -843,12 +883,13 @@ class GroupCopy:
         self.patience_s = _FAREWELLS * session_s
         self.room = asyncio.Event()
         self.in_hand = 0
-        self.left: list[GroupBatch] = []
-        """After ``run``, the batches that were taken and are not finished."""
         self._running: dict[tuple[PartitionKey, int], tuple[_PartitionCopy, asyncio.Task[None]]] = {}
 
     async def run(self) -> None:
-        """Run until the group is closed. Raises the errors of reads, the transform and the producers."""
+        """Run until the group is closed. Raises the errors of reads, the transform and the producers.
+
+        At its end, the batches that are not finished are back in the group, even if the caller is canceled again.
+        """
         taking: asyncio.Task[GroupBatch | None] | None = None
         try:
             while True:
@@ -872,11 +913,11 @@ class GroupCopy:
                         return
                     self._assign(part)
         finally:
-            left: list[asyncio.Task[Any]] = [task for _, task in self._running.values()]
-            left += [] if taking is None else [taking]
-            await end_tasks(left)  # one error is raised, the others are of the same kind
-            if taking is not None and not taking.cancelled() and taking.exception() is None and (part := taking.result()):
-                self.left.append(part)
+            if taking is not None and taking.done() and not taking.cancelled() and taking.exception() is None:
+                self.group._put_back([part] if (part := taking.result()) else [])
+            for copy, _ in self._running.values():  # before any wait, which a second cancellation would end
+                copy.put_back()
+            await end_tasks([taking, *(task for _, task in self._running.values())])  # their errors are of the same kind
 
     def _assign(self, part: GroupBatch) -> None:
         which = part.key, part.generation
@@ -909,6 +950,14 @@ class _PartitionCopy:
         self._parts.append(part)
         self._changed.set()
 
+    def put_back(self) -> None:
+        """Return the batches without acks to the group, so that the application may take them."""
+        parts = list(self._parts)
+        self._parts.clear()
+        self._home.in_hand -= len(parts)
+        if self._is_owner:
+            self._home.group._put_back(parts)
+
     @property
     def _is_owner(self) -> bool:
         return self._home.group.generation_of(self._key) == self._generation
@@ -933,9 +982,7 @@ class _PartitionCopy:
                         raise PublishRejectedError(text, error.reason) from error
                 await asyncio.sleep(_AGAIN_S)
         finally:
-            home.in_hand -= len(self._parts)
-            home.left += self._parts if self._is_owner else ()
-            self._parts.clear()
+            self.put_back()
             home.room.set()
 
     async def _copy(self) -> None:
@@ -975,7 +1022,7 @@ class _PartitionCopy:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_CHECK_INTERVAL_S):
                     await self._changed.wait()
-            while self._receipts and self._receipts[0].done():
+            while self._parts and self._receipts and self._receipts[0].done():
                 self._receipts.popleft().result()
                 home.group.finished(self._parts.popleft())
                 self._finished += 1

@@ -129,6 +129,12 @@ class InFlight:
         if not after_s:
             self.wait_s = min(self.wait_s * 2, LONGEST_WAIT_S)
 
+    def extend(self, seconds: float) -> None:
+        """Move all time limits by ``seconds``, because this process was suspended for that time."""
+        self.give_up += seconds
+        self.deadline += seconds
+        self.overload_give_up += seconds if self.overload_give_up else 0.0
+
     def connection_renewed(self, attempt_s: float) -> None:
         """Make the pauses short again after a reconnect, because a lost connection says nothing about the leader."""
         self.attempt_s, self.wait_s = attempt_s, FIRST_WAIT_S

@@ -14,6 +14,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from liftpy.client.batch_view import BatchSlice, ConsumedBatch, ConsumedRecord, records_of
@@ -28,6 +29,8 @@ from liftpy.nats.cancellation import end_tasks
 
 if TYPE_CHECKING:
     from liftpy.client.client import Client
+    from liftpy.client.stream_info import StreamInfo
+    from liftpy.core.metadata.image import StreamImage
 
 MAX_PARTITIONS = 4096
 AHEAD_BYTES = 64 * 1024 * 1024
@@ -233,14 +236,15 @@ class ManyConsumer:
 
     async def _list_partitions(self, now: float) -> None:
         first = not self._has_started  # also True if an earlier call has failed or was canceled
-        streams = await self._client.admin.list_streams(internal=True)
+        exact = {name for name in self._names if not _WILD & set(name)}
         there = sorted(
-            (stream.name, p.partition) for stream in streams if self._selects(stream.name) for p in stream.partitions
+            (stream.name, p.partition)
+            for stream in await self._streams(newest=first)
+            if self._selects(stream.name)
+            for p in stream.partitions
         )
-        if first:
-            exact = {name for name in self._names if not _WILD & set(name)}
-            if lacking := sorted(exact - {stream for stream, _ in there}):
-                raise NotFoundError(f"No stream matches {', '.join(lacking)}. Check the names with `liftpy stream list`.")
+        if first and (lacking := sorted(exact - {stream for stream, _ in there})):
+            raise NotFoundError(f"No stream matches {', '.join(lacking)}. Check the names with `liftpy stream list`.")
         new = [place for place in there if place not in self._readers]
         if len(self._readers) + len(new) > MAX_PARTITIONS:
             raise ConfigError(
@@ -263,8 +267,20 @@ class ManyConsumer:
         for place in new:  # without a reference to this consumer, so that it can be dropped
             self._fetcher.add(place, partial(_next_slice, self._iterations, place, self._readers[place]))
         # resolve the start "new" now, not at the first read
-        await asyncio.gather(*(self._readers[place].begin() for place in new))
+        begun = await asyncio.gather(*(self._readers[place].begin() for place in new), return_exceptions=True)
+        for place, result in zip(new, begun, strict=True):
+            if isinstance(result, NotFoundError) and place[0] not in exact:  # it was deleted after it was listed
+                del self._readers[place]
+                self._fetcher.remove(place)
+            elif isinstance(result, BaseException):
+                raise result
         self._has_started, self._next_check_s = True, now + CHECK_EVERY_S
+
+    async def _streams(self, *, newest: bool) -> Sequence[StreamImage | StreamInfo]:
+        """Return all streams. ``newest``: as they are now. Otherwise the list may be old."""
+        if newest:  # a partition that is missing at the start of the read would begin at its first record, not at ``start``
+            return await self._client._streams.newest_streams()
+        return await self._client.admin.list_streams(internal=True)
 
     # ---- reading -----------------------------------------------------------------------------------------------------
     def batches(self) -> AsyncIterator[ConsumedBatch]:
@@ -327,23 +343,43 @@ class ManyConsumer:
     def __aiter__(self) -> AsyncIterator[ConsumedRecord]:
         return ResultIterator(self.next_record)
 
-    def next_fetched(self) -> ConsumedRecord | None:
-        """Return the next record of the current slice, without waiting. None at the end of the slice."""
-        self._last = next(self._rest, None)
-        return self._last
-
     async def next_record(self) -> ConsumedRecord | None:
         """Return the next record of any partition. None when ``until`` is reached in all partitions."""
         while True:
-            self._last = record = next(self._rest, None)  # as next_fetched, without a call for each record
+            self._last = record = next(self._rest, None)
             if record is not None:
                 return record
             batch = await self.next()
             if batch is None:
                 return None
-            self._unread = batch
-            self._rest, self._current = records_of(batch.stream, batch.partition, batch.slice), batch
-            self._unread = None
+            self._begin_slice(batch)
+
+    def _begin_slice(self, batch: ConsumedBatch) -> None:
+        """Begin to return ``batch`` record by record. If its records cannot be decoded, ``next`` returns it again."""
+        self._unread = batch
+        rest = records_of(batch.stream, batch.partition, batch.slice)
+        self._rest = rest
+        self._current, self._last, self._unread = batch, None, None
+
+    def _rewind(self) -> None:
+        """Let ``next`` return the records again that follow the last delivered one, because their iterator was interrupted."""
+        current = self._current
+        self._unread = current if self._last is None else self._rest_of_slice()
+        self._rest, self._last, self._current = iter(()), None, None
+
+    def _remember(self) -> Callable[[ConsumedBatch | ConsumedRecord | None], None]:
+        """Return a function that takes back what a later call has returned: the next call returns it again."""
+        current, last = self._current, self._last
+
+        def take_back(returned: ConsumedBatch | ConsumedRecord | None) -> None:
+            if isinstance(returned, ConsumedBatch):
+                self._unread = returned if self._current is not returned else None
+            elif returned is not None and self._current is current:
+                self._rest, self._last = chain([returned], self._rest), last
+            elif returned is not None:  # it is the first record of its slice
+                self._unread, self._current, self._rest, self._last = self._current, None, iter(()), None
+
+        return take_back
 
     # ---- where it is -----------------------------------------------------------------------------------------------------
     async def positions(self) -> dict[Place, Position]:

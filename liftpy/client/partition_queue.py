@@ -395,6 +395,12 @@ class PartitionQueue:
             due = min(due, max(self.resume_at, self._open.since + (0.0 if self._hurries else self._linger_s)))
         return None if due == math.inf else due
 
+    def extend(self, seconds: float) -> None:
+        """Move all time limits by ``seconds``, because this process was suspended for that time."""
+        for batch in self._batches:
+            batch.first_at += seconds
+            batch.answer_by += seconds
+
     def late(self, now: float) -> bool:
         """Return whether the deadline for the answer to the oldest batch is over. The queue then sends all batches again."""
         if not self._batches or not self._in_flight_count or now < self._batches[0].answer_by:

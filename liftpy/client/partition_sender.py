@@ -7,6 +7,7 @@ It accepts an answer only from the partition that it addressed.
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from liftpy.errors import (
     PublishRejectedError,
     UnavailableError,
 )
+from liftpy.nats.cancellation import suspended_s
 from liftpy.nats.transport import Transport, is_no_responders
 
 _Ack = client_pb2.Ack
@@ -459,6 +461,7 @@ class PartitionSender:
     async def _until(self, at: float | None, renewed: asyncio.Future[None]) -> None:
         """Wait until the time ``at`` (None: no time), until the queue has work, or until the connection was renewed."""
         loop, awake = asyncio.get_running_loop(), self.awake
+        due_at = math.inf if at is None else max(at, loop.time())
         timer = None if at is None else loop.call_at(at, awake.set)
         wake = lambda _: awake.set()  # noqa: E731
         renewed.add_done_callback(wake)
@@ -468,6 +471,8 @@ class PartitionSender:
             renewed.remove_done_callback(wake)
             if timer is not None:
                 timer.cancel()
+        if late_s := suspended_s(due_at):
+            self.queue.extend(late_s)
 
     def _check_patience(self, now: float) -> None:
         first = self.queue.first_unanswered

@@ -123,10 +123,10 @@ class Bounds:
         return max(self.high_watermark + 1, self.log_start_offset)
 
 
-def start_offset(start: Start, bounds: Bounds) -> int:
+def start_offset(start: Start, bounds: Bounds, place: str) -> int:
     """Return the first offset to read, inclusive. Raise OffsetOutOfRangeError if it is outside ``bounds``.
 
-    ``start`` must not be a time, because only a replica can turn a time into an offset.
+    ``start`` must not be a time, because only a replica can turn a time into an offset. ``place``: the partition, for the error text.
     """
     if start == "earliest":
         return bounds.log_start_offset
@@ -141,7 +141,7 @@ def start_offset(start: Start, bounds: Bounds) -> int:
     if not isinstance(start, int):
         raise ConfigError(f"Invalid start {start!r}. Use 'earliest', 'latest', 'new', an offset or a datetime.")
     if not bounds.log_start_offset <= start <= bounds.end_offset:
-        raise out_of_range(start, bounds.log_start_offset, bounds.high_watermark)
+        raise out_of_range(place, start, bounds.log_start_offset, bounds.high_watermark)
     return start
 
 
@@ -159,10 +159,10 @@ def end_offset(until: Until, bounds: Bounds) -> int | None:
     return until + 1
 
 
-def out_of_range(offset: int, log_start_offset: int, high_watermark: int) -> OffsetOutOfRangeError:
-    """Return an OffsetOutOfRangeError for ``offset``. Its text names the valid range."""
+def out_of_range(place: str, offset: int, log_start_offset: int, high_watermark: int) -> OffsetOutOfRangeError:
+    """Return an OffsetOutOfRangeError for ``offset`` of the partition ``place``. Its text names the valid range."""
     return OffsetOutOfRangeError(
-        f"Offset {offset} is outside {log_start_offset}..{high_watermark + 1}. The log starts at "
+        f"Offset {offset} of {place} is outside {log_start_offset}..{high_watermark + 1}. The log starts at "
         f"{log_start_offset} and is committed up to {high_watermark}. Choose an offset in this range, or "
         "'earliest', 'latest' or 'new'."
     )

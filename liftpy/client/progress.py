@@ -380,7 +380,7 @@ def check_head(head: client_pb2.ReadResponse, uid: str, stream: str, partition: 
                 f"{name}: the stream with uid {uid} was deleted and created again. Start a new consumer. [{text}]"
             )
         case _Error.OFFSET_OUT_OF_RANGE if offset < head.logStartOffset:
-            error = out_of_range(offset, head.logStartOffset, head.highWatermark)
+            error = out_of_range(name, offset, head.logStartOffset, head.highWatermark)
         case _Error.CUT:
             error = LogTruncatedError(
                 (

@@ -21,7 +21,15 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 from liftpy.client.arguments import check_number
-from liftpy.client.encode_publish import Address, Addressing, envelope_of, headers_with_conditions, plain, with_new_uid
+from liftpy.client.encode_publish import (
+    Address,
+    Addressing,
+    NatsHeaders,
+    envelope_of,
+    headers_with_conditions,
+    plain,
+    with_new_uid,
+)
 from liftpy.client.in_flight import (
     NOT_STORED_NOW,
     PROBE_S,
@@ -51,7 +59,7 @@ from liftpy.errors import (
     PublishRejectedError,
     UnavailableError,
 )
-from liftpy.nats.cancellation import end_tasks
+from liftpy.nats.cancellation import end_tasks, suspended_s
 from liftpy.nats.transport import SILENT_S, Transport, is_no_responders, unsubscribe
 
 _Ack = client_pb2.Ack
@@ -135,8 +143,8 @@ class Publisher:
         self._sweeper: asyncio.Task[None] | None = None
         self._has_work = asyncio.Event()
         """Set while messages may be in flight. The sweeper of an idle publisher waits for it."""
-        self._has_posted = False
-        """True if some messages without acks were not flushed to the NATS server yet."""
+        self._posted = self._settled = 0
+        """Number of messages without acks that were sent, and number of those that the NATS server has certainly received."""
         self._denied: NotAllowedError | None = None
         """Last permission error of NATS that ``post`` or ``flush`` has not raised yet. None: no such error."""
         self._has_right = False
@@ -290,14 +298,16 @@ class Publisher:
         if self._addressing.unknown:
             await self._addressing.refresh()
         self._raise_denied()
-        self._has_posted = True
         address, give_up_at = self._addressing.address, self._loop.time() + self._options.timeout_s
+        nats_headers: NatsHeaders | None = None
         if addressed or key is not None or value is None:
             payload = envelope_of(self._stream, self._partition, address.uid, value, key, headers, AckPolicy.NONE)
-            await self._transport.publish(address.subject, payload, give_up_at=give_up_at)
         else:
             payload, nats_headers = plain(value, headers)
+        try:
             await self._transport.publish(address.subject, payload, headers=nats_headers, give_up_at=give_up_at)
+        finally:
+            self._posted += 1
 
     @overload
     async def publish(
@@ -360,9 +370,9 @@ class Publisher:
         waiting = [message.answer for message in self._in_flight.values() if not message.answer.done()]
         if waiting:
             await asyncio.wait(waiting)
-        if self._has_posted and not self._closed:
+        if (posted := self._posted) > self._settled and not self._closed:
             await self._transport.settle()
-            self._has_posted = False
+            self._settled = max(posted, self._settled)  # not the messages that were sent during the wait
             self._raise_denied()
         unseen, self._unreported = self._unreported, None
         if unseen is not None and not _is_retrieved(unseen):
@@ -582,7 +592,7 @@ class Publisher:
             f"The NATS permissions of this user do not allow it to {what}. Change the permissions: `liftpy permissions "
             "--role publisher` prints them."
         )
-        if self._has_posted:
+        if self._posted > self._settled:
             self._denied = denial
         if not is_publish:
             self._subscription = None  # the next message subscribes again
@@ -660,8 +670,12 @@ class Publisher:
                 await self._has_work.wait()
                 if renewed.done():  # no message of the old connection is in flight
                     renewed, self._probing_until = self._transport.reconnected, loop.time() + PROBING_S
+            due_at = loop.time() + _SWEEP_S
             await asyncio.sleep(_SWEEP_S)
             now = loop.time()
+            if late_s := suspended_s(due_at):  # acks may have arrived during the suspension, and are not processed yet
+                for message in self._in_flight.values():
+                    message.extend(late_s)
             self._check_server(now)
             if renewed.done():  # it is unknown which messages of the old connection have arrived
                 renewed = self._transport.reconnected

@@ -13,7 +13,7 @@ import logging
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Literal
@@ -45,7 +45,7 @@ from liftpy.errors import (
     PublishRejectedError,
     UnavailableError,
 )
-from liftpy.nats.cancellation import end_tasks
+from liftpy.nats.cancellation import CloseOnce, end_tasks
 
 if TYPE_CHECKING:
     from liftpy.client.client import Client
@@ -369,6 +369,7 @@ class Queue:
         self._settlements = Settlements(self.name, self._settle_and_take)
         self._number = 0
         self._closed = False
+        self._closing = CloseOnce(f"closing of a worker of {self.name}")
         self._dead_letter_tasks: set[asyncio.Task[None]] = set()
         self.problem = ""
         """Why a record cannot be stored as a dead letter now: stream, record and reason. '': no problem."""
@@ -386,7 +387,7 @@ class Queue:
                     f"Stream {dead_letters.name} cannot store dead letters. It needs a subject without wildcards, and the ack policy "
                     "leader or all. Choose another stream (QueueOptions(dead_letters=))."
                 )
-        stream = await self._client.stream(self.stream)
+        stream = StreamInfo.of(await self._client._streams.newest_stream(self.stream))
         self._at_open = {stream.key(partition.partition) for partition in stream.partitions}
         self._set_partitions(stream)
         if any(partition.state.unclean_elected for partition in stream.partitions):
@@ -424,12 +425,13 @@ class Queue:
     async def close(self) -> None:
         """Return prefetched records and send pending acks.
 
-        Records that the application still has are delivered again when their ack wait expires. A second call does
-        nothing.
+        Records that the application still has are delivered again when their ack wait expires. A second call waits for
+        the end of the first one. If a call is cancelled, the close continues.
         """
-        if self._closed:
-            return
         self._closed = True
+        await self._closing.run(self._close)
+
+    async def _close(self) -> None:
         if self._untouched is not None:
             self._untouched.cancel()
         if self._fetch_task is not None and not self._fetch_task.done():
@@ -523,6 +525,19 @@ class Queue:
             self._pace.took(len(jobs), now_ns)
         return jobs
 
+    def _remember(self) -> Callable[[list[Job] | Job | None], None]:
+        """Return a function that takes back the jobs that a later call has returned: the next call returns them again."""
+
+        def take_back(returned: list[Job] | Job | None) -> None:
+            jobs = [returned] if isinstance(returned, Job) else returned or []
+            if self._closed:
+                self._begin_settling(pb.SETTLE_RELEASE, jobs)
+            else:
+                self._ready.extendleft(reversed(jobs))
+                self._return_later()
+
+        return take_back
+
     def _run_shielded(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run ``work`` in a task of its own, so that it continues if the caller is canceled. Return the task."""
         coming = self._fetch_task = asyncio.create_task(work, name=f"records of {self.name}")
@@ -533,6 +548,10 @@ class Queue:
         self._fetch_task = None
         if not coming.cancelled() and coming.exception() is not None:
             self.counters["not brought"] += 1
+        self._return_later()
+
+    def _return_later(self) -> None:
+        """Return the prefetched jobs to the queue if the application does not take them soon."""
         self._touched_ns = _now_ns()
         if self._untouched is None and self._ready and not self._closed:
             self._untouched = asyncio.get_running_loop().call_later(UNTOUCHED_S, self._return_if_untouched)

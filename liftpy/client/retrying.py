@@ -7,10 +7,12 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_random_exponential
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_random_exponential
 
 from liftpy.client.arguments import check_number
 from liftpy.errors import CorruptionError, LiftError, OutcomeUnknownError, ProtocolError, UnavailableError
+from liftpy.nats.cancellation import suspended_s
+from liftpy.nats.transport import RequestTimeoutError
 
 _T = TypeVar("_T")
 FIRST_WAIT_S = 0.02
@@ -21,15 +23,31 @@ def retry_attempts(patience_s: float, *, reads: bool = False) -> AsyncRetrying:
     """Return the attempts of a request that may be repeated: reads, and changes with an operation id.
 
     Attempts end when one succeeds, when an error is final, or after ``patience_s`` seconds. Then the last error is
-    raised. ``reads``: also retry after malformed or damaged answers, because another replica may send good ones.
+    raised. Time in which this process was suspended does not count. ``reads``: also retry after malformed or damaged answers,
+    because another replica may send good ones.
     """
+    suspended_total_s = 0.0
     also: tuple[type[LiftError], ...] = (OutcomeUnknownError, *((ProtocolError, CorruptionError) if reads else ()))
 
     def worth_it(error: BaseException) -> bool:
         return isinstance(error, LiftError) and (error.retryable or isinstance(error, also))
 
+    async def sleep(seconds: float) -> None:
+        nonlocal suspended_total_s
+        due_at = asyncio.get_running_loop().time() + seconds
+        await asyncio.sleep(seconds)
+        suspended_total_s += suspended_s(due_at)
+
+    def must_stop(state: RetryCallState) -> bool:
+        nonlocal suspended_total_s
+        error = state.outcome.exception() if state.outcome is not None else None
+        if isinstance(error, RequestTimeoutError):
+            suspended_total_s += error.suspended_s
+        return (state.seconds_since_start or 0.0) - suspended_total_s >= patience_s
+
     return AsyncRetrying(
-        stop=stop_after_delay(patience_s),
+        sleep=sleep,
+        stop=must_stop,
         wait=wait_random_exponential(multiplier=FIRST_WAIT_S, max=LONGEST_WAIT_S),
         retry=retry_if_exception(worth_it),
         reraise=True,

@@ -21,7 +21,7 @@ from liftpy.client.encode_publish import MESSAGE_ID, Address, check_message_id
 from liftpy.client.in_flight import NOT_STORED_NOW, ack_reason
 from liftpy.client.retrying import look_up, retry_attempts
 from liftpy.client.stream_directory import StreamDirectory
-from liftpy.core.base.ids import check_name, is_utf8, quote
+from liftpy.core.base.ids import check_name
 from liftpy.core.metadata.image import StreamImage
 from liftpy.core.services.queries import (
     AT_LEAST_HEADER,
@@ -46,6 +46,7 @@ from liftpy.errors import (
     PublishRejectedError,
     UnavailableError,
 )
+from liftpy.nats.cancellation import AnswerDeadline
 from liftpy.nats.transport import NoRespondersError, RequestTimeoutError, Transport
 
 _MAX_DIGITS = 9
@@ -367,8 +368,6 @@ class Services:
         for name, _ in pairs:
             if name == MESSAGE_ID:
                 raise ConfigError(f"Invalid header {MESSAGE_ID}. Set the id of the command with message_id=.")
-            if not is_utf8(name):
-                raise ConfigError(f"Invalid header name {quote(name)}. Use UTF-8 text.")
         place, left_s = await look_up(partial(self._partition_of, stream, partition, key), stream, timeout_s)
         check_partition(place)
 
@@ -503,19 +502,20 @@ async def _send_once(
         await transport.publish(subject, frames.encode(message), ack_to)
         renewed = transport.reconnected
         waiting: set[asyncio.Future[Any]] = {ack, answer, renewed}
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not answer.done():
-                    done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                    if ack in done and not answer.done():
-                        _raise_if_rejected(ack.result(), subject, command)
-                    if renewed in done and not answer.done():  # the command, or its answer, may be lost
-                        text = f"The connection to NATS was lost before service {command.service} answered on {subject}."
-                        raise RequestTimeoutError(f"{text} Call again with the same message_id.", message_id)
-        except TimeoutError:
+        deadline = AnswerDeadline(asyncio.get_running_loop().time() + timeout_s)
+        while not answer.done() and (left_s := deadline.left_s()):
+            done, waiting = await asyncio.wait(waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            if ack in done and not answer.done():
+                _raise_if_rejected(ack.result(), subject, command)
+            if renewed in done and not answer.done():  # the command, or its answer, may be lost
+                text = f"The connection to NATS was lost before service {command.service} answered on {subject}."
+                raise RequestTimeoutError(f"{text} Call again with the same message_id.", message_id)
+        if not answer.done():
             transport.check_server()
             text = f"Service {command.service} did not answer on {subject} within {total_s:g} s."
-            raise RequestTimeoutError(f"{text} Check that it runs and that it replies to commands.", message_id) from None
+            error = RequestTimeoutError(f"{text} Check that it runs and that it replies to commands.", message_id)
+            error.suspended_s = deadline.suspended_s
+            raise error
         return _read_reply(answer.result(), command)
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from liftpy.client.arguments import check_partition
 from liftpy.client.awaitable_context import AwaitableContext
@@ -31,8 +32,11 @@ from liftpy.core.metadata.image import INSUFFICIENT_NODES, StreamImage
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.producer_note import SourcePosition
 from liftpy.core.wire.subjects import data_subject, matcher
-from liftpy.errors import ConfigError, NoMajorityError, NotFoundError, UnavailableError
+from liftpy.errors import ConfigError, NoClusterError, NoMajorityError, NotFoundError, OutcomeUnknownError, UnavailableError
 
+_T = TypeVar("_T")
+_NEWEST_S = 5.0
+"""Time in seconds to wait for the metadata leader. After it, a description of streams may be old."""
 _NO_MAJORITY_PAUSE_S = 0.5
 """Pause before the metadata group is asked again if it had no majority, in seconds."""
 
@@ -64,9 +68,26 @@ class StreamDirectory:
         self._describing: dict[str, asyncio.Task[StreamImage]] = {}
 
     async def stream(self, name: str) -> StreamImage:
-        """Request the stream from the metadata group, and cache it."""
-        stream = self.cached[name] = await self.requests.stream(check_name(name, "stream"))
+        """Request the stream from the metadata group, as ``describe`` does. Raises InvalidNameError for a name that is not valid."""
+        return await self.describe(check_name(name, "stream"))
+
+    async def newest_stream(self, name: str) -> StreamImage:
+        """Request the stream as it is now, and cache it. Raises NotFoundError and the errors of requests.
+
+        A controller that is behind may know an older stream of this name, or fewer partitions. So the metadata leader is asked. If
+        it does not answer within ``_NEWEST_S`` seconds, any controller is asked.
+        """
+        check_name(name, "stream")
+        stream = await _newest(partial(self.requests.stream, name, linearizable=True))
+        if stream is None:
+            return await self.describe(name)
+        self.cached[name] = stream
         return stream
+
+    async def newest_streams(self) -> list[StreamImage]:
+        """Request all streams as they are now, sorted by name. The rules of ``newest_stream`` apply."""
+        state = await _newest(partial(self.requests.describe, linearizable=True))
+        return (await self.requests.describe() if state is None else state).streams()
 
     async def cached_stream(self, stream: str, partition: int, *, refresh: bool = False) -> StreamImage:
         """Return the stream from the cache.
@@ -179,6 +200,17 @@ class StreamDirectory:
 
     def read(self, progress: ReadProgress, options: ReadOptions | None = None) -> Iteration[BatchSlice]:
         return read_range(self.reader(progress.stream, progress.partition, options), progress)
+
+
+async def _newest(request: Callable[[], Awaitable[_T]]) -> _T | None:
+    """Return the answer of the metadata leader to ``request``. None: it does not answer in time, or there is no majority."""
+    try:
+        async with asyncio.timeout(_NEWEST_S):
+            return await request()
+    except NoClusterError:
+        raise
+    except (TimeoutError, UnavailableError, OutcomeUnknownError):
+        return None
 
 
 def partition_state(stream: StreamImage, partition: int) -> PartitionState:

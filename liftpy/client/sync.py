@@ -10,7 +10,8 @@
 
 The methods are derived from the asynchronous client, with its parameters, results and errors. The asynchronous client
 runs in a thread of its own, with its own event loop. Calls may come from any thread. Ctrl-C ends the waiting call, not
-the client: a publish may be stored. Open clients are closed when the program ends. A client does not work after a fork.
+the client: a publish may be stored, and a reader returns the same records again. Open clients are closed when the program
+ends. A client does not work after a fork.
 
 Heartbeats and commits of groups, and prefetching of queues, run in the client's thread. So a member stays in its group
 while the application processes a batch for a long time. Callbacks run in the client's thread, too, and must not call
@@ -20,7 +21,6 @@ the client.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import functools
 import os
@@ -65,6 +65,81 @@ _S = TypeVar("_S")
 _T = TypeVar("_T")
 _W = TypeVar("_W")
 _CLOSE_S = 15.0
+Unseen = Callable[[Any], None]
+"""Function that takes back the result of a call whose caller was interrupted. It runs in the event loop."""
+Remember = Callable[[Any], Unseen]
+"""Function of an asynchronous object, called before each call. It returns the function that takes back the result of the call."""
+
+
+class _Call(Generic[_T]):
+    """A call that runs in an event loop, while its caller waits in another thread.
+
+    The caller waits for locks. An interrupt of a wait for a Future or an Event can leave its condition in a wrong state.
+    """
+
+    def __init__(self, work: Coroutine[Any, Any, _T], unseen: Unseen | None = None) -> None:
+        self.work = work
+        self._unseen = unseen
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[_T] | None = None
+        self._running = _locked()
+        """Lock that is free when the call has ended."""
+        self._taking_back = _locked()
+        """Lock that is free when an interrupted call has ended, and its result is taken back."""
+        self._is_interrupted = False
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        loop.call_soon_threadsafe(self._begin)
+
+    def _begin(self) -> None:
+        assert self._loop is not None
+        self._task = self._loop.create_task(self.work)
+        self._task.add_done_callback(lambda _: self._running.release())
+
+    def result(self, timeout_s: float | None) -> _T:
+        """Wait for the result and return it. Raises TimeoutError after ``timeout_s`` seconds, None: no limit."""
+        if not self._running.acquire(timeout=-1 if timeout_s is None else timeout_s):
+            raise TimeoutError
+        assert self._task is not None
+        if self._task.cancelled():
+            raise ClientClosedError("The client was closed during the call. Open a new client.")
+        return self._task.result()
+
+    def interrupt(self, error: BaseException) -> None:
+        """Cancel the call after ``error`` has ended the wait for it, and wait until it has ended. A second call does nothing.
+
+        A result that the caller has not seen is taken back.
+        """
+        task = self._task
+        is_own_error = task is not None and task.done() and (task.cancelled() or task.exception() is error)
+        if self._is_interrupted or is_own_error:
+            return
+        self._is_interrupted = True
+        if self._loop is None:
+            self.work.close()
+            return
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._cancel)
+            self._taking_back.acquire(timeout=_CLOSE_S)
+
+    def _cancel(self) -> None:
+        assert self._task is not None  # `_begin` runs first
+        self._task.cancel()
+        self._task.add_done_callback(self._take_back)
+
+    def _take_back(self, task: asyncio.Task[_T]) -> None:
+        try:
+            if self._unseen is not None and not task.cancelled() and task.exception() is None:
+                self._unseen(task.result())
+        finally:
+            self._taking_back.release()
+
+
+def _locked() -> threading.Lock:
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
 
 
 class _Loop:
@@ -80,35 +155,42 @@ class _Loop:
         """Lock between new calls and the end of the loop. After ``ended`` is set, no call starts."""
         self.ended = False
 
-    def run(self, work: Coroutine[Any, Any, _T], timeout_s: float | None = None) -> _T:
+    def run(self, work: Coroutine[Any, Any, _T], timeout_s: float | None = None, unseen: Unseen | None = None) -> _T:
         """Run the coroutine ``work`` in the event loop, wait for it, and return its result.
 
-        ``timeout_s``: time limit in seconds, None: no limit. Ctrl-C in the calling thread cancels the coroutine. Raises ConfigError in
-        a forked child.
+        ``timeout_s``: time limit in seconds, None: no limit. Ctrl-C in the calling thread cancels the coroutine and waits for its end.
+        If the coroutine has a result by then, ``unseen`` gets it. Raises ConfigError in a forked child.
         """
-        if os.getpid() != self._process:  # before the lock: a thread of the parent process may have held it at the fork
-            work.close()
+        return self.wait_for(_Call(work, unseen), timeout_s)
+
+    def wait_for(self, call: _Call[_T], timeout_s: float | None = None) -> _T:
+        """Start ``call``, wait for its result and return it, as ``run`` does."""
+        try:
+            self._start(call)
+            return call.result(timeout_s)
+        except BaseException as error:
+            call.interrupt(error)
+            raise
+
+    def check_process(self) -> None:
+        """Raise ConfigError in a forked child. Records that were fetched before the fork belong to the parent process."""
+        if os.getpid() != self._process:
             raise ConfigError(
                 "This client was opened before a fork, and its thread runs in the parent process. Open a new client "
                 "in the child process."
             )
+
+    def _start(self, call: _Call[Any]) -> None:
+        self.check_process()  # before the lock: a thread of the parent process may have held it at the fork
         with self._lock:
-            if self.ended or threading.current_thread() is self._thread:
-                work.close()
-                if self.ended:
-                    raise ClientClosedError("The client is closed. Open a new client.")
+            if self.ended:
+                raise ClientClosedError("The client is closed. Open a new client.")
+            if threading.current_thread() is self._thread:
                 raise ConfigError(
                     "Do not call the client from one of its own callbacks: the call would wait for itself. Call it from "
                     "another thread."
                 )
-            coming = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return coming.result(timeout_s)
-        except concurrent.futures.CancelledError:
-            raise ClientClosedError("The client was closed during the call. Open a new client.") from None
-        except BaseException:
-            coming.cancel()  # no effect if the work itself has raised the error
-            raise
+            call.start(self._loop)
 
     def end(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run the coroutine that ``last`` returns, then stop the event loop.
@@ -125,7 +207,7 @@ class _Loop:
                 self._loop.create_task(last()).add_done_callback(lambda _: self._loop.stop())
                 return
             try:
-                with contextlib.suppress(TimeoutError, concurrent.futures.TimeoutError):
+                with contextlib.suppress(TimeoutError):
                     self.run(last(), _CLOSE_S)
             finally:
                 with self._lock:
@@ -148,6 +230,8 @@ class _SharedLoop:
 
     def __init__(self, loop: _Loop) -> None:
         self.run = loop.run
+        self.wait_for = loop.wait_for
+        self.check_process = loop.check_process
 
 
 class _Synchronous(Generic[_W]):
@@ -208,24 +292,49 @@ def _copy_docstring(method: Callable[..., Any]) -> Callable[[Callable[_P, _T]], 
     return with_text
 
 
-def _sync_method(method: Callable[Concatenate[Any, _P], Coroutine[Any, Any, _T]]) -> Callable[Concatenate[Any, _P], _T]:
-    """Return a method that runs the coroutine method ``method`` of the asynchronous object, waits, and returns its result."""
-    return _waiting_as(lambda _, result: result, method)
+def _sync_method(
+    method: Callable[Concatenate[Any, _P], Coroutine[Any, Any, _T]], remember: Remember | None = None
+) -> Callable[Concatenate[Any, _P], _T]:
+    """Return a method that runs the coroutine method ``method`` of the asynchronous object, waits, and returns its result.
+
+    ``remember``: takes back a result that an interrupted caller has not seen. None: nothing is to be done.
+    """
+    return _waiting_as(lambda _, result: result, method, remember)
 
 
 def _waiting_as(
-    factory: Callable[[_SharedLoop, _A], _S], method: Callable[Concatenate[Any, _P], Coroutine[Any, Any, _A]]
+    factory: Callable[[_SharedLoop, _A], _S],
+    method: Callable[Concatenate[Any, _P], Coroutine[Any, Any, _A]],
+    remember: Remember | None = None,
 ) -> Callable[Concatenate[Any, _P], _S]:
-    """Return a method that runs the coroutine method ``method``, waits, and wraps its result in the synchronous class ``factory``."""
+    """Return a method that runs the coroutine method ``method``, waits, and wraps its result in the synchronous class ``factory``.
+
+    ``remember``: as in ``_sync_method``.
+    """
     name = method.__name__
 
     def call(self: _Synchronous[Any], /, *arguments: _P.args, **named: _P.kwargs) -> _S:
         async def opened() -> _A:
             return await getattr(self._wrapped, name)(*arguments, **named)  # type: ignore[no-any-return]
 
-        return factory(self._loop, self._loop.run(opened()))
+        unseen = None if remember is None else remember(self._wrapped)
+        return factory(self._loop, self._loop.run(opened(), unseen=unseen))
 
     return _named(call, method)
+
+
+def _close_unseen(_: object) -> Unseen:
+    """Return a function that closes an object that an interrupted caller has opened and not received."""
+
+    def close(opened: Any) -> None:
+        closing = asyncio.get_running_loop().create_task(opened.close(), name="closing after an interrupt")
+        _closings.add(closing)
+        closing.add_done_callback(_closings.discard)
+
+    return close
+
+
+_closings: set[asyncio.Task[None]] = set()
 
 
 def _calling(method: Callable[Concatenate[Any, _P], _T]) -> Callable[Concatenate[Any, _P], _T]:
@@ -248,17 +357,28 @@ def _calling_as(
     return _named(call, method)
 
 
-def _iterate(loop: _SharedLoop, items: AsyncIterator[_T]) -> Generator[_T, None, None]:
+def _iterate(
+    loop: _SharedLoop, items: AsyncIterator[_T], remember: Callable[[], Unseen] | None = None
+) -> Generator[_T, None, None]:
     """Yield the items of the asynchronous iterator ``items``, which runs in the event loop ``loop``.
 
-    Close the iterator at its end, or when the caller leaves the iteration.
+    Close the iterator at its end, or when the caller leaves the iteration. ``remember``: takes back an item that an interrupted caller
+    has not seen. None: nothing is to be done.
     """
 
     async def following() -> _T | None:
         return await anext(items, None)
 
     try:
-        while (item := loop.run(following())) is not None:
+        while True:
+            call = _Call(following(), None if remember is None else remember())
+            try:
+                item = loop.wait_for(call)
+            except BaseException as error:  # also after the call, before the item is stored
+                call.interrupt(error)
+                raise
+            if item is None:
+                break
             yield item
     finally:
         if (close := getattr(items, "aclose", None)) is not None:
@@ -267,10 +387,19 @@ def _iterate(loop: _SharedLoop, items: AsyncIterator[_T]) -> Generator[_T, None,
 
 
 def _iterating(
-    method: Callable[Concatenate[Any, _P], AsyncIterator[_T]],
+    method: Callable[Concatenate[Any, _P], AsyncIterator[_T]], remember: Remember | None = None
 ) -> Callable[Concatenate[Any, _P], Generator[_T, None, None]]:
-    """Return a generator method that yields the items of the asynchronous iterator that ``method`` returns."""
-    return _calling_as(_iterate, method)
+    """Return a generator method that yields the items of the asynchronous iterator that ``method`` returns.
+
+    ``remember``: as in ``_sync_method``.
+    """
+    begin = _calling(method)
+
+    def call(self: _Synchronous[Any], /, *arguments: _P.args, **named: _P.kwargs) -> Generator[_T, None, None]:
+        items = begin(self, *arguments, **named)
+        return _iterate(self._loop, items, None if remember is None else functools.partial(remember, self._wrapped))
+
+    return _named(call, method)
 
 
 class _Attribute(Generic[_T]):
@@ -383,12 +512,12 @@ class SyncConsumer(_Synchronous[Consumer]):
     passed_offset = _Attribute[int | None](Consumer.passed_offset)
     has_missed_tombstones = _Attribute[bool](Consumer.has_missed_tombstones)
     begin = _sync_method(Consumer.begin)
-    getone = _sync_method(Consumer.getone)
-    getmany = _sync_method(Consumer.getmany)
+    getone = _sync_method(Consumer.getone, Consumer._remember)
+    getmany = _sync_method(Consumer.getmany, Consumer._remember)
     lag = _sync_method(Consumer.lag)
     position = _sync_method(Consumer.position)
     seek = _sync_method(Consumer.seek)
-    batches = _iterating(Consumer.batches)
+    batches = _iterating(Consumer.batches, Consumer._remember)
 
     @_copy_docstring(Consumer.records)
     def records(self) -> Iterator[Record]:
@@ -416,9 +545,9 @@ class SyncManyConsumer(_SyncContextManager[ManyConsumer]):
     places = _Attribute[list[Place]](ManyConsumer.places)
     pause = _calling(ManyConsumer.pause)
     resume = _calling(ManyConsumer.resume)
-    batches = _iterating(ManyConsumer.batches)
-    next = _sync_method(ManyConsumer.next)
-    next_record = _sync_method(ManyConsumer.next_record)
+    batches = _iterating(ManyConsumer.batches, ManyConsumer._remember)
+    next = _sync_method(ManyConsumer.next, ManyConsumer._remember)
+    next_record = _sync_method(ManyConsumer.next_record, ManyConsumer._remember)
     positions = _sync_method(ManyConsumer.positions)
     positions_text = _sync_method(ManyConsumer.positions_text)
     lag = _sync_method(ManyConsumer.lag)
@@ -429,8 +558,28 @@ class SyncManyConsumer(_SyncContextManager[ManyConsumer]):
         return self
 
     def __iter__(self) -> Iterator[ConsumedRecord]:
-        while (record := self._wrapped.next_fetched() or self.next_record()) is not None:
-            yield record
+        self._loop.check_process()
+        wrapped = self._wrapped
+        while True:
+            try:  # Python handles Ctrl-C at calls, so never between a record and its `yield`
+                for record in wrapped._rest:
+                    wrapped._last = record
+                    yield record
+                wrapped._last = wrapped._current = None
+            except GeneratorExit:
+                raise
+            except BaseException:
+                wrapped._rewind()
+                raise
+            call = _Call(wrapped.next(), wrapped._remember())
+            try:
+                batch = self._loop.wait_for(call)
+                if batch is None:
+                    return
+                wrapped._begin_slice(batch)
+            except BaseException as error:
+                call.interrupt(error)
+                raise
 
 
 class SyncCursor(_SyncContextManager[Cursor]):
@@ -452,22 +601,43 @@ class SyncGroup(_SyncContextManager[Group]):
     owned = _Attribute[list[PartitionKey]](Group.owned)
     counters = _Attribute[Counter[str]]("Counters of errors that the member retried, by kind.")
     generation_of = _calling(Group.generation_of)
-    batches = _iterating(Group.batches)
-    take = _sync_method(Group.take)
+    batches = _iterating(Group.batches, Group._remember)
+    take = _sync_method(Group.take, Group._remember)
     finished = _calling(Group.finished)
     into = _sync_method(Group.into)
     commit = _sync_method(Group.commit)
     close = _sync_method(Group.close)
 
     def __iter__(self) -> Iterator[ConsumedRecord]:
-        while (record := self._wrapped.next_fetched() or self._next()) is not None:
-            yield record
+        self._loop.check_process()
+        wrapped = self._wrapped
 
-    def _next(self) -> ConsumedRecord | None:
         async def following() -> ConsumedRecord | None:
-            return await anext(self._wrapped, None)
+            return await anext(wrapped, None)
 
-        return self._loop.run(following())
+        while True:
+            try:  # Python handles Ctrl-C at calls, so never between a record and its `yield`
+                while wrapped._may_return_record():
+                    for record in wrapped._records or ():
+                        wrapped._past, wrapped._record = wrapped._record, record
+                        yield record
+                        break
+                    else:
+                        break
+            except GeneratorExit:
+                raise
+            except BaseException:
+                wrapped._rewind()
+                raise
+            call = _Call(following(), wrapped._remember())
+            try:
+                found = self._loop.wait_for(call)
+            except BaseException as error:
+                call.interrupt(error)
+                raise
+            if found is None:
+                return
+            yield found
 
 
 class SyncJob(_Synchronous[Job]):
@@ -508,7 +678,7 @@ class SyncQueue(_SyncContextManager[Queue]):
     name = _Attribute[str]("Name of the queue.")
     problem = _Attribute[str]("Why a record cannot be stored as a dead letter now. '': no problem.")
     counters = _Attribute[Counter[str]]("Counters of errors that the worker retried, by kind.")
-    take = _waiting_as(lambda loop, jobs: [SyncJob(loop, job) for job in jobs], Queue.take)
+    take = _waiting_as(lambda loop, jobs: [SyncJob(loop, job) for job in jobs], Queue.take, Queue._remember)
     ack = _settling(Queue.ack)
     nack = _settling(Queue.nack)
     extend = _settling(Queue.extend)
@@ -516,7 +686,7 @@ class SyncQueue(_SyncContextManager[Queue]):
     close = _sync_method(Queue.close)
 
     def __iter__(self) -> Iterator[SyncJob]:
-        for job in _iterate(self._loop, self._wrapped):
+        for job in _iterate(self._loop, self._wrapped, self._wrapped._remember):
             yield SyncJob(self._loop, job)
 
 
@@ -653,10 +823,10 @@ class SyncClient(_Synchronous[Client]):
     consume_many = _calling_as(SyncManyConsumer, Client.consume_many)
     read_range = _iterating(Client.read_range)
     publish = _sync_method(Client.publish)
-    publisher = _waiting_as(SyncPublisher, Client.publisher)
-    producer = _waiting_as(SyncProducer, Client.producer)
-    group = _waiting_as(SyncGroup, Client.group)
-    queue = _waiting_as(SyncQueue, Client.queue)
+    publisher = _waiting_as(SyncPublisher, Client.publisher, _close_unseen)
+    producer = _waiting_as(SyncProducer, Client.producer, _close_unseen)
+    group = _waiting_as(SyncGroup, Client.group, _close_unseen)
+    queue = _waiting_as(SyncQueue, Client.queue, _close_unseen)
     cursor = _waiting_as(SyncCursor, Client.cursor)
     processing = _calling(Client.processing)
 

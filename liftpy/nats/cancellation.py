@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 logger = logging.getLogger("liftpy.client")
@@ -23,6 +23,70 @@ async def with_cancellation(work: Awaitable[_T]) -> _T:
     finally:
         if task.cancelling() > before:
             raise asyncio.CancelledError
+
+
+SUSPENDED_S = 1.0
+"""Time by which a timer of the event loop is late, in seconds, if this process was suspended."""
+_RESUMED_S = 1.0
+"""Time to wait after a suspension for an answer that has arrived during it, in seconds."""
+
+
+def suspended_s(due_at: float) -> float:
+    """Return how long this process was suspended after ``due_at``, the loop time of a timer. In seconds, 0: it was not suspended."""
+    late_s = asyncio.get_running_loop().time() - due_at
+    return late_s if late_s >= SUSPENDED_S else 0.0
+
+
+class AnswerDeadline:
+    """Time at which the wait for an answer ends. ``at``: loop time in seconds.
+
+    If this process is suspended until after that time, the answer may have arrived before. So the wait then ends a little later.
+    """
+
+    def __init__(self, at: float) -> None:
+        self._at = at
+        self.suspended_s = 0.0
+        """Time for which this process was suspended, in seconds."""
+
+    def left_s(self) -> float:
+        """Return the time left, in seconds. 0: the wait is over."""
+        if not self.suspended_s and (late_s := suspended_s(self._at)):
+            self.suspended_s = late_s
+            self._at += late_s + _RESUMED_S
+        return max(self._at - asyncio.get_running_loop().time(), 0.0)
+
+
+async def answer_until(coming: asyncio.Future[_T], deadline: AnswerDeadline) -> _T:
+    """Await the future ``coming`` and return its result. It fails with TimeoutError at ``deadline``."""
+    loop = asyncio.get_running_loop()
+    timer: asyncio.TimerHandle
+
+    def expire() -> None:
+        nonlocal timer
+        if left_s := deadline.left_s():
+            timer = loop.call_later(left_s, expire)
+        elif not coming.done():
+            coming.set_exception(TimeoutError())
+
+    timer = loop.call_later(deadline.left_s(), expire)
+    try:
+        return await coming
+    finally:
+        timer.cancel()
+
+
+class CloseOnce:
+    """Closes an object once. Every caller waits for the end of the close, and a canceled caller does not stop it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._closing: asyncio.Task[None] | None = None
+
+    async def run(self, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Call ``close`` if no caller has done so yet, and wait for its end."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(close(), name=self._name)
+        await asyncio.shield(self._closing)
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[Any] | None]) -> None:

@@ -29,7 +29,7 @@ from liftpy.errors import (
     ProtocolError,
     UnavailableError,
 )
-from liftpy.nats.cancellation import end_tasks, with_cancellation
+from liftpy.nats.cancellation import AnswerDeadline, answer_until, end_tasks, with_cancellation
 from liftpy.nats.connection import StrictConnection, abort_connection, watch_subscription_limit
 from liftpy.nats.credentials import Credentials
 from liftpy.nats.parser import Denied, watch_denials
@@ -63,6 +63,8 @@ class RequestTimeoutError(OutcomeUnknownError):
     """
 
     code = "REQUEST_TIMEOUT"
+    suspended_s = 0.0
+    """Time for which this process was suspended during the request, in seconds."""
 
 
 async def open_connection(
@@ -308,16 +310,18 @@ class Transport:
         """
         give_up_at = self._loop.time() + timeout_s
         async with self.expect_answer(subject, timeout_s) as (reply, coming):
+            await self.publish(subject, payload, reply, headers, give_up_at=give_up_at)
+            deadline = AnswerDeadline(give_up_at)
             try:
-                await self.publish(subject, payload, reply, headers, give_up_at=give_up_at)
-                async with asyncio.timeout_at(give_up_at):
-                    answer = await coming
+                answer = await answer_until(coming, deadline)
             except TimeoutError:
                 self.must_be_usable()
-                raise RequestTimeoutError(
+                error = RequestTimeoutError(
                     f"No answer on {subject} within {timeout_s:g} s. The request may have been applied. Check `liftpy "
                     "health`, then retry."
-                ) from None
+                )
+                error.suspended_s = deadline.suspended_s
+                raise error from None
         if is_no_responders(answer):
             raise NoRespondersError(
                 f"No responders on {subject}. Check that a liftpy node is connected to this NATS server: --nats, "

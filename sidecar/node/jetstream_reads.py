@@ -64,6 +64,8 @@ _TYPE = "io.nats.jetstream.api.v1.{}_response"
 _NS = 1_000_000_000
 _ZERO = "0001-01-01T00:00:00Z"
 _KEY = "Lift-Key"
+_HEADER_NAME = re.compile(rb"[!-9;-~]+")
+"""Header name that NATS clients accept: visible ASCII characters, except the colon."""
 PATIENCE_S = 4.0
 """Maximum time to compute an answer, in seconds. Clients wait for 5 s by default."""
 LIST_PATIENCE_S = 3.0
@@ -446,12 +448,18 @@ def direct(stream: str, record: Record, default_subject: str, numbers: Iterable[
 
 
 def header_block(record: Record) -> bytes:
-    """Return the headers of a record as a NATS header block. The key is added as ``Lift-Key`` if it fits into a header line."""
+    """Return the headers of a record as a NATS header block. The key is added as ``Lift-Key`` if it fits into a header line.
+
+    Headers that do not fit are left out, because some clients drop the whole block or the connection for one of them.
+    """
     pairs = [(name.encode("utf-8", "surrogateescape"), value) for name, value in record.headers]
     if record.key and all(name != _KEY.encode() for name, _ in pairs):
         pairs.append((_KEY.encode(), record.key))
-    lines = (b"%b: %b\r\n" % pair for pair in pairs if not any(end in part for part in pair for end in (b"\r", b"\n")))
-    return b"".join(lines)
+    return b"".join(
+        b"%b: %b\r\n" % (name, value)
+        for name, value in pairs
+        if _HEADER_NAME.fullmatch(name) and b"\r" not in value and b"\n" not in value
+    )
 
 
 def time_text(at_ns: int | None) -> str:

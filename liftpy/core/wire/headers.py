@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from liftpy.core.base.ids import is_utf8, quote
 from liftpy.errors import ConfigError
 
 Pairs = tuple[tuple[str, bytes], ...]
@@ -80,6 +81,8 @@ def pairs_of(headers: HeadersLike | None) -> Pairs:
     for name, _ in pairs:
         if not isinstance(name, str) or is_reserved(name):
             raise ConfigError(f"Invalid header name {name!r}. Names must not be empty, and Lift-* is reserved.")
+        if not is_utf8(name):
+            raise ConfigError(f"Invalid header name {quote(name)}. Use UTF-8 text.")
     return pairs
 
 

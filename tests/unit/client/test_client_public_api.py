@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import threading
 from collections.abc import AsyncIterator
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 import liftpy
-from liftpy.client import Client, ReadOptions
+from liftpy.client import Client, ReadOptions, sync
 from liftpy.client import client as client_module
 from liftpy.client.awaitable_context import AwaitableContext
 from liftpy.client.consumer import ReadEvent
@@ -71,18 +70,15 @@ async def test_awaitable_context_opens_with_await_or_async_with() -> None:
 
 def test_sync_client_call_that_a_keyboard_interrupt_ends_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the next call would find the consumer in use."""
-    real, here = concurrent.futures.Future.result, threading.current_thread()
 
-    def interrupted(future: Any, timeout: float | None = None) -> Any:
-        if threading.current_thread() is here:
-            raise KeyboardInterrupt
-        return real(future, timeout)
+    def interrupted(call: Any, timeout_s: float | None) -> Any:
+        raise KeyboardInterrupt
 
     with memory_cluster(1) as cluster, cluster.sync_client() as client:
         client.create_stream("orders", "shop.orders")
         consumer = client.consume("orders")
         with monkeypatch.context() as patch:
-            patch.setattr(concurrent.futures.Future, "result", interrupted)
+            patch.setattr(sync._Call, "result", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 consumer.getone()
         client.publish("orders", b"v")

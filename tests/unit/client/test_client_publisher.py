@@ -283,6 +283,30 @@ async def test_publisher_flush_waits_only_for_messages_sent_before_the_flush(tra
     await p.close()
 
 
+async def test_publisher_flush_waits_for_the_server_after_a_post_during_an_earlier_flush(
+    transport: Transport, leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p, flushes, answer = publisher(transport, leader), 0, asyncio.Event()
+
+    async def settle() -> None:
+        nonlocal flushes
+        flushes += 1
+        await answer.wait()
+
+    monkeypatch.setattr(transport, "settle", settle)
+    await p.post(b"before")
+    flushing = asyncio.create_task(p.flush())
+    while not flushes:
+        await asyncio.sleep(0)
+    await p.post(b"during")
+    answer.set()
+    await flushing
+    for _ in range(2):
+        await p.flush()
+    assert flushes == 2
+    await p.close()
+
+
 def with_ids(transport: Transport, leader: Leader, window_s: float = 120.0, **options: Any) -> Publisher:
     """Return a publisher of a stream that knows message ids for ``window_s``."""
     return Publisher(transport, "flights", 0, Address(leader.subject, "", True, window_s), PublishOptions(**options))

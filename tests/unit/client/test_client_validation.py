@@ -131,6 +131,12 @@ def test_batch_slice_to_arrow_escapes_subjects_that_are_not_utf_8() -> None:
         assert len(piece.to_pandas()) == len(several)
 
 
+async def send(client: Client, **fields: Any) -> None:
+    """Send one record with a producer."""
+    async with client.producer("orders") as producer:
+        await producer.send(b"v", **fields)
+
+
 TOO_LARGE = 1 << 70
 NO_TEXT = "caf\udce9"
 ODD_VALUES: dict[str, Callable[[Client, str], Any]] = {
@@ -155,6 +161,8 @@ ODD_VALUES: dict[str, Callable[[Client, str], Any]] = {
     "message id of a command as a header": lambda client, uid: client.services.call(
         "bank", "orders", b"", headers={"Nats-Msg-Id": ""}
     ),
+    "header of a message": lambda client, uid: client.publish("orders", b"v", headers={NO_TEXT: b"1"}),
+    "header of a record of a producer": lambda client, uid: send(client, headers={NO_TEXT: b"1"}),
     "header of a command": lambda client, uid: client.services.call("bank", "orders", b"", headers={"\ud800": b"1"}),
     "text as a command": lambda client, uid: client.services.call("bank", "orders", "pay"),  # type: ignore[arg-type]
     "text as the key of a command": lambda client, uid: client.services.call("bank", "orders", b"", key="k"),  # type: ignore[arg-type]

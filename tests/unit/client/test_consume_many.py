@@ -44,12 +44,15 @@ class Streams:
                 node.append(b"%s/%d/%d" % (stream.encode(), partition, number))
 
     def many(self, *names: str, start: Any = "earliest", until: Any = "end", positions: Any = None) -> ManyConsumer:
-        client: Any = SimpleNamespace(admin=self, consume=self.consume)
+        client: Any = SimpleNamespace(admin=self, _streams=self, consume=self.consume)
         return ManyConsumer(client, names, start, until, positions)
 
     async def list_streams(self, *, internal: bool) -> list[Any]:
         assert internal
         return [SimpleNamespace(name=name, partitions=[SimpleNamespace(partition=number)]) for name, number in self.nodes]
+
+    async def newest_streams(self) -> list[Any]:
+        return await self.list_streams(internal=True)
 
     def consume(self, *place: Any, start: Any, until: Any, options: ReadOptions, **_: Any) -> Any:
         self.begun.append((place, start, options.read_ahead * options.max_bytes))

@@ -33,7 +33,7 @@ class Coordinated:
         self.stuck = False
         self.beats = self.left = self.unanswered = 0
         self.commits = asyncio.Event()
-        self.admin = self
+        self.admin = self._streams = self
         self.services = SimpleNamespace(call=self.call_service)
         self.groups = SimpleNamespace(stream=self.groups_stream)
 
@@ -45,6 +45,9 @@ class Coordinated:
 
     async def list_streams(self) -> list[Any]:
         return [await self.stream("orders")]
+
+    async def newest_streams(self) -> list[Any]:
+        return await self.list_streams()
 
     def consume(self, stream: str, partition: int, **how: Any) -> Any:
         return consumer(self.nodes[0], how["start"])  # any of them: they hold the same

@@ -15,10 +15,12 @@ from liftpy.client import Client, Job, LeaseLostError, Queue, QueueOptions, Read
 from liftpy.client import queue as module
 from liftpy.client.consumer import PartitionReader
 from liftpy.client.group_admin import GroupRejectedError
+from liftpy.client.metadata_requests import MetadataRequests
 from liftpy.client.queue import PrefetchLimit
 from liftpy.client.queue_log import QueueLog
 from liftpy.config import AckPolicy, StreamConfig
 from liftpy.core.groups import commands
+from liftpy.core.metadata.image import StreamImage
 from liftpy.errors import (
     ConfigError,
     InvalidNameError,
@@ -364,16 +366,16 @@ async def test_queue_take_returns_records_of_added_partitions_after_failed_strea
 async def test_queue_of_a_stream_without_replicas_returns_records_after_placement(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, waits = client.stream, 2
+    real, waits = MetadataRequests.stream, 2
 
-    async def stream(name: str) -> Any:
+    async def stream(requests: MetadataRequests, name: str, *, linearizable: bool = False) -> StreamImage:
         nonlocal waits
-        waits -= 1
-        found = await real(name)
-        return found if waits < 0 else dataclasses.replace(found, partitions=())
+        waits -= name == "jobs"
+        found = await real(requests, name, linearizable=linearizable)
+        return found if waits < 0 or name != "jobs" else dataclasses.replace(found, partitions=())
 
     await fill(client, 1)
-    monkeypatch.setattr(client, "stream", stream)
+    monkeypatch.setattr(MetadataRequests, "stream", stream)
     loop = asyncio.get_running_loop()
     began = loop.time()
     async with client.queue("jobs", "w") as queue:

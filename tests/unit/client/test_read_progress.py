@@ -152,10 +152,10 @@ def test_start_words_earliest_and_new_resolve_to_offsets(
 ) -> None:
     for bounds, wanted in ((BOUNDS, offset), (EMPTY, in_empty)):
         if wanted is None:
-            with pytest.raises(OffsetOutOfRangeError, match="Choose an offset in this range"):
-                positions.start_offset(start, bounds)
+            with pytest.raises(OffsetOutOfRangeError, match=r"of orders/0 is outside .* Choose an offset in this range"):
+                positions.start_offset(start, bounds, "orders/0")
         else:
-            assert positions.start_offset(start, bounds) == wanted
+            assert positions.start_offset(start, bounds, "orders/0") == wanted
 
 
 def test_until_offset_is_inclusive_and_resolves_to_the_next_offset() -> None:
@@ -166,7 +166,7 @@ def test_until_offset_is_inclusive_and_resolves_to_the_next_offset() -> None:
     with pytest.raises(ConfigError):
         positions.end_offset("soon", BOUNDS)  # type: ignore[arg-type]
     with pytest.raises(ConfigError):
-        positions.start_offset("now", BOUNDS)  # type: ignore[arg-type]
+        positions.start_offset("now", BOUNDS, "orders/0")  # type: ignore[arg-type]
 
 
 def test_start_and_until_texts_are_parsed_to_words_offsets_or_times() -> None:

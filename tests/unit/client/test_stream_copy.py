@@ -237,6 +237,37 @@ async def test_group_into_called_again_after_an_error_copies_each_record_once(cl
         await end(group, task)
 
 
+@pytest.mark.parametrize("steps", range(3))
+async def test_group_into_canceled_twice_returns_each_uncopied_record_from_take(cluster: MemoryCluster, steps: int) -> None:
+    """The second cancellation arrives while the first one closes the producers."""
+    options = GroupOptions(session_s=3.0, auto_commit_s=0)
+    async with cluster.client() as client, client.group("billing", ["orders"], options=options) as group:
+        for first in range(0, 60, 20):
+            await feed(client, first, 20)
+        taken = asyncio.Event()
+
+        def first_bill(record: Record) -> Iterator[tuple[bytes | None, bytes | None]]:
+            taken.set()
+            return bills(record)
+
+        task = asyncio.create_task(group.into("bills", first_bill))
+        async with asyncio.timeout(30):
+            await taken.wait()
+        for _ in range(2):
+            task.cancel()
+            for _ in range(steps):
+                await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        found: list[list[int]] = [[] for _ in range(SOURCES)]
+        async with asyncio.timeout(30):
+            while [offsets[-1:] for offsets in found] != [[59]] * SOURCES:
+                part = await group.take()
+                assert part is not None
+                found[part.key.partition] += part.slice.offsets().tolist()
+        assert found == [list(range(60))] * SOURCES
+
+
 async def test_group_into_copies_records_without_key_to_the_partition_number_of_the_source(cluster: MemoryCluster) -> None:
     async with cluster.client() as client:
         await feed(client, 0, 3)

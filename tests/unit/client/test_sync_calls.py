@@ -22,7 +22,7 @@ from liftpy.client.producer import Producer
 from liftpy.client.publisher import Publisher
 from liftpy.client.queue import Job, Queue
 from liftpy.client.services import Services
-from liftpy.errors import ClientClosedError, UnavailableError
+from liftpy.errors import ClientClosedError, ConfigError, UnavailableError
 from liftpy.testing.memory import memory_cluster
 from tests.each import each
 
@@ -121,14 +121,14 @@ def test_sync_consumer_without_a_reference_to_its_client_reads_and_then_closes_i
 
 def test_sync_call_during_close_in_another_thread_raises_client_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The call passed the check for a closed client before the event loop stopped."""
-    loop, real = sync._Loop(), asyncio.run_coroutine_threadsafe
+    loop, real = sync._Loop(), sync._Call.start
     looked, ending, told = threading.Event(), threading.Event(), list[BaseException]()
 
-    def slowly(work: Any, where: Any) -> Any:
+    def slowly(call: Any, where: Any) -> None:
         if threading.current_thread() is caller:
             looked.set()
             closing.join(0.3)
-        return real(work, where)
+        real(call, where)
 
     def call() -> None:
         try:
@@ -142,7 +142,7 @@ def test_sync_call_during_close_in_another_thread_raises_client_closed(monkeypat
 
     caller = threading.Thread(target=call, daemon=True)
     closing = threading.Thread(target=loop.end, args=(last,), daemon=True)
-    monkeypatch.setattr(sync.asyncio, "run_coroutine_threadsafe", slowly)
+    monkeypatch.setattr(sync._Call, "start", slowly)
     closing.start()
     assert ending.wait(10)
     caller.start()
@@ -150,3 +150,26 @@ def test_sync_call_during_close_in_another_thread_raises_client_closed(monkeypat
         thread.join(10)
         assert not thread.is_alive()
     assert [type(error) for error in told] == [ClientClosedError]
+
+
+@pytest.mark.parametrize("how", ["consume", "consume_many", "group"])
+def test_sync_iteration_in_a_forked_process_returns_no_record_of_the_parent_process(
+    monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The reader has fetched records before the fork."""
+    with memory_cluster() as cluster, cluster.sync_client() as client:
+        client.create_stream("orders", "orders")
+        with client.producer("orders") as producer:
+            producer.send_many([b"v"] * 10)
+        readers: dict[str, Any] = {
+            "consume": lambda: client.consume("orders"),
+            "consume_many": lambda: client.consume_many("orders"),
+            "group": lambda: client.group("billing", ["orders"]),
+        }
+        reader = readers[how]()
+        next(iter(reader))
+        with monkeypatch.context() as child:
+            child.setattr(sync.os, "getpid", lambda: -1)
+            with pytest.raises(ConfigError, match="opened before a fork"):
+                next(iter(reader))
+        assert next(iter(reader)) is not None

@@ -117,6 +117,18 @@ async def test_jetstream_get_returns_one_message(client: Client) -> None:
     assert direct(nobody) == ("503 No Responders", {})
 
 
+async def test_jetstream_get_leaves_out_headers_that_nats_clients_do_not_accept(client: Client) -> None:
+    odd = [("a b", "1"), ("\u00e9", "2"), ("a:b", "3"), ("a\t", "4"), ("a\x00", "5"), ("line", "6\r\nA: 7")]
+    good = [("A", "9"), ("a", "10"), ("Bytes", b"\xff")]
+    async with client.publisher("orders", subject="orders.c") as publisher:
+        await publisher.send(b"v", headers=[*odd, *good], key=b"k")
+    expected = b"A: 9\r\na: 10\r\nBytes: \xff\r\n"
+    message = (await said(client, "STREAM.MSG.GET.orders", last_by_subj="orders.*"))["message"]
+    assert base64.b64decode(message["hdrs"]).startswith(b"NATS/1.0\r\n" + expected)
+    (shown,) = await parts(client, "DIRECT.GET.orders", last_by_subj="orders.*")
+    assert shown.headers.startswith(b"NATS/1.0\r\n" + expected)
+
+
 async def test_jetstream_get_with_the_stream_and_sequence_of_an_ack_returns_the_message() -> None:
     async with memory_cluster() as cluster, cluster.client() as client, cluster.nats() as connection:
         await client.create_stream("pairs", "pairs", partitions=2)

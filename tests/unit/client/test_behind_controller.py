@@ -1,0 +1,136 @@
+"""Test clients while a deposed metadata leader answers them: it does not know the newest streams and partitions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+from unittest.mock import AsyncMock
+
+import pytest
+
+from liftpy.client import Client, GroupOptions, QueueOptions
+from liftpy.client.metadata_requests import ClusterState, MetadataRequests
+from liftpy.client.stream_directory import StreamDirectory
+from liftpy.core.metadata.image import StreamImage
+from liftpy.errors import NotFoundError
+from liftpy.testing.memory import memory_cluster
+
+NEW_ONLY = [b"new 0", b"new 1"]
+Behind = Callable[[], Awaitable[None]]
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[Client]:
+    async with memory_cluster() as cluster, cluster.client() as made:
+        await asyncio.to_thread(cluster.serve_groups)
+        await made.create_stream("orders", "orders")
+        yield made
+
+
+@pytest.fixture
+def behind(client: Client, monkeypatch: pytest.MonkeyPatch) -> Behind:
+    """Return a function. After its call, requests that are not linearizable get the answers of that moment."""
+
+    async def freeze() -> None:
+        stream, describe, state = MetadataRequests.stream, MetadataRequests.describe, await client.admin.describe_cluster()
+
+        async def old_stream(self: MetadataRequests, name: str, *, linearizable: bool = False) -> StreamImage:
+            return await stream(self, name, linearizable=True) if linearizable else state.stream(name)
+
+        async def old_state(self: MetadataRequests, *, linearizable: bool = False) -> ClusterState:
+            return await describe(self, linearizable=True) if linearizable else state
+
+        monkeypatch.setattr(MetadataRequests, "stream", old_stream)
+        monkeypatch.setattr(MetadataRequests, "describe", old_state)
+
+    return freeze
+
+
+async def add_partition(client: Client) -> None:
+    await client.admin.add_partitions("orders", 2)
+    await client.publish("orders", b"old", partition=1)
+
+
+async def publish_new(client: Client) -> None:
+    for partition in range(2):
+        await client.publish("orders", b"new %d" % partition, partition=partition)
+
+
+async def test_consume_many_from_new_skips_old_records_of_every_partition(client: Client, behind: Behind) -> None:
+    await behind()
+    await add_partition(client)
+    async with client.consume_many("orders", start="new") as many, asyncio.timeout(20):
+        await publish_new(client)
+        assert sorted([(await anext(aiter(many))).record.value or b"" for _ in range(2)]) == NEW_ONLY
+
+
+async def test_consume_many_skips_a_stream_of_a_pattern_that_was_just_deleted(client: Client) -> None:
+    for name in ("pay-1", "pay-2"):
+        await client.create_stream(name, name)
+        await client.publish(name, name.encode())
+    listed = await client.admin.describe_cluster()
+    await client.admin.delete_stream("pay-1")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StreamDirectory, "newest_streams", AsyncMock(return_value=listed.streams()))
+        async with client.consume_many("pay-*", until="end") as many:
+            assert [record.value async for _, _, record in many] == [b"pay-2"]
+            assert set(await many.positions()) == {("pay-2", 0)}
+
+
+async def test_group_from_new_skips_old_records_of_every_partition(client: Client, behind: Behind) -> None:
+    await behind()
+    await add_partition(client)
+    options = GroupOptions(start="new")
+    async with client.group("billing", ["orders"], options=options) as group, asyncio.timeout(20):
+        while len((await client.groups.describe("billing")).positions) < 2:
+            await asyncio.sleep(0.01)
+        await publish_new(client)
+        assert sorted([(await anext(group)).value or b"" for _ in range(2)]) == NEW_ONLY
+
+
+async def test_queue_from_new_skips_old_records_of_every_partition(client: Client, behind: Behind) -> None:
+    await behind()
+    await add_partition(client)
+    options = QueueOptions(start="new")
+    async with client.queue("orders", "workers", options=options) as queue, asyncio.timeout(20):
+        assert await queue.take(10, timeout_s=0) == []
+        await publish_new(client)
+        assert sorted([(await anext(queue)).record.value or b"" for _ in range(2)]) == NEW_ONLY
+
+
+@pytest.mark.parametrize("how", ["consume_many", "group", "queue", "cursor", "stream"])
+async def test_client_finds_a_stream_that_was_just_created(client: Client, behind: Behind, how: str) -> None:
+    await behind()
+    await client.create_stream("new", "new")
+    calls: dict[str, Callable[[], Any]] = {
+        "consume_many": lambda: client.consume_many("new"),
+        "group": lambda: client.group("billing", ["new"]),
+        "queue": lambda: client.queue("new", "workers"),
+        "cursor": lambda: client.cursor("nightly", "new"),
+    }
+    if how == "stream":
+        assert (await client.stream("new")).name == "new"
+    else:
+        async with calls[how]():
+            pass
+
+
+async def test_cursor_of_a_recreated_stream_commits_and_reads(client: Client, behind: Behind) -> None:
+    await behind()
+    await client.admin.delete_stream("orders")
+    await client.create_stream("orders", "orders")
+    await client.publish("orders", b"new")
+    async with client.cursor("nightly", "orders") as cursor:
+        await cursor.commit(1)
+        assert await cursor.fetch() == 1
+
+
+async def test_admin_deletes_records_of_the_stream_with_the_newest_uid(client: Client, behind: Behind) -> None:
+    await behind()
+    await client.admin.delete_stream("orders")
+    uid = (await client.create_stream("orders", "orders")).uid
+    await client.publish("orders", b"new")
+    assert await client.admin.truncate_before("orders", 0, 1, uid=uid) == 1
+    with pytest.raises(NotFoundError, match="deleted and created again"):
+        await client.admin.truncate_before("orders", 0, 1, uid="0001")
