@@ -362,12 +362,13 @@ class ServiceMachine:
     def _is_decided_by(self, record: Record) -> bool:
         """Return whether the record is a decision to skip a unit or to activate a version. ``on_record`` does not get it.
 
-        Raises DecisionMissedError if it decides to skip a unit that the service has applied.
+        Raises DecisionMissedError if it decides to skip a unit that the service has applied. It does not if a later record
+        withdraws the decision.
         """
         if not is_decision(record):
             return False
         unit = decided_unit(record, self.identity.service)
-        if unit is not None and unit not in self._skips:
+        if unit is not None and unit not in self._skips and Unit(record.offset) not in self._skips:
             self.failed = True
             raise DecisionMissedError(unit, record.offset)
         return True
