@@ -9,6 +9,7 @@ from typing import Any
 from liftpy.client import Client
 from liftpy.client.in_flight import ack_reason
 from liftpy.core.services.bad_records import MAX_ERROR_BYTES, SkipDecision, dead_letter_headers
+from liftpy.core.services.effects import NumberingDecision
 from liftpy.core.services.outbox import EXPECTED_HEADER
 from liftpy.core.services.snapshot import Identity
 from liftpy.core.services.versions import VersionDecision
@@ -156,4 +157,14 @@ class DecisionWriter(RecordWriter):
         headers = decision.headers()
         offset = await self.append(identity.stream, identity.partition, b"", None, headers, identity.uid, first=first)
         logger.warning("service version activated service=%s version=%d offset=%d", identity, decision.version, offset)
+        return offset
+
+    async def change_numbering(self, identity: Identity, decision: NumberingDecision) -> int:
+        """Append the decision to number effects in another way to the input log of the service, and return its offset.
+
+        Raises the errors of ``append``.
+        """
+        offset = await self.append(identity.stream, identity.partition, b"", None, decision.headers(), identity.uid)
+        numbering = decision.numbering.value
+        logger.info("effect numbering activated service=%s numbering=%s offset=%d", identity, numbering, offset)
         return offset

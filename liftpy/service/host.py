@@ -22,6 +22,7 @@ from liftpy.client import Client, ReadOptions
 from liftpy.client.consumer import PartitionReader
 from liftpy.config import NS_PER_S
 from liftpy.core.services.bad_records import FailedUnit, SkipDecision
+from liftpy.core.services.effects import EffectNumbering, NumberingDecision
 from liftpy.core.services.machine import ServiceMachine
 from liftpy.core.services.outbox import Outbox
 from liftpy.core.services.replies import ReplyBuffer
@@ -519,6 +520,9 @@ class ServiceHost:
             decision = self._upgrader.due_decision(order, machine)
             if decision is not None:
                 self._spawn(self._upgrader.decide(machine, *decision))
+            numbering = self._upgrader.due_numbering(order, machine)
+            if numbering is not None:
+                self._spawn(self._upgrader.decide_numbering(machine, numbering))
 
     def _hello(self, *, leaving: bool = False) -> pb.ServiceHello:
         settings, machine, ended_by = self._settings, self.machine, self._end_reason
@@ -568,6 +572,7 @@ class ServiceHost:
                 for point in (self._keeper.replay_points if self._keeper is not None else [])[-MAX_POSITIONS:]
             ],
             effectCount=machine.effects.count if machine is not None else 0,
+            effectNumbers=pb.EFFECT_NUMBERS_BY_RECORD,
         )
 
     def _figures(self) -> pb.ServiceFigures:
@@ -616,20 +621,25 @@ class ServiceHost:
             await self._send(message)
 
 
+_NUMBERINGS = {
+    pb.EFFECT_NUMBERS_BY_COUNT: EffectNumbering.BY_COUNT,
+    pb.EFFECT_NUMBERS_BY_RECORD: EffectNumbering.BY_RECORD,
+}
 AGAIN_S = 10.0
 """Time in seconds after which a decision that is not in the state is appended again."""
 
 
 class Upgrader:
-    """Appends the decisions that activate new versions of a service. It runs on the node of the partition's leader.
+    """Appends the decisions that activate new versions of a service, and another numbering of its effects.
 
-    ``liftpy.core.services.versions`` has the rules.
+    It runs on the node of the partition's leader. ``liftpy.core.services.versions`` and ``liftpy.core.services.effects`` have the
+    rules.
     """
 
     def __init__(self, client: Client, settings: ServiceSettings) -> None:
         self._writer = DecisionWriter(client, "", settings.emit_timeout_s)
         self._service = settings.service
-        self._decided_s = -math.inf
+        self._decided_s = self._numbered_s = -math.inf
 
     def due_decision(self, order: pb.JoinLog, machine: ServiceMachine) -> tuple[VersionDecision, bool] | None:
         """Return the decision to activate a version that the caller should append now. None: no decision is due.
@@ -656,6 +666,32 @@ class Upgrader:
                 "service version not activated service=%s version=%d code=%s error=%s: retrying",
                 machine.identity,
                 decision.version,
+                error.code,
+                error,
+            )
+
+    def due_numbering(self, order: pb.JoinLog, machine: ServiceMachine) -> NumberingDecision | None:
+        """Return the decision to number effects in another way that the caller should append now. None: no decision is due.
+
+        At most one decision is due within ``AGAIN_S``. ``order``: last order of the node.
+        """
+        wanted = _NUMBERINGS.get(order.effectNumbers)
+        if machine.is_replaying or wanted in (None, machine.effects.numbering) or not machine.has_effects:
+            return None
+        if time.monotonic() - self._numbered_s < AGAIN_S:
+            return None
+        self._numbered_s = time.monotonic()
+        return NumberingDecision(self._service, wanted, order.leaderEpoch)
+
+    async def decide_numbering(self, machine: ServiceMachine, decision: NumberingDecision) -> None:
+        """Append the decision. If that fails, it is due again later."""
+        try:
+            await self._writer.change_numbering(machine.identity, decision)
+        except LiftError as error:
+            logger.warning(
+                "effect numbering not activated service=%s numbering=%s code=%s error=%s: retrying",
+                machine.identity,
+                decision.numbering.value,
                 error.code,
                 error,
             )

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -90,6 +90,8 @@ class Feeder:
         """Offsets of records that the state lacks, although the log may have lost the decision to skip them."""
         self._missed: dict[Unit, int] = {}
         """Applied unit that the log decides to skip -> offset after the decision. Snapshots between them contain the unit."""
+        self._withdrawn: dict[Unit, int] = {}
+        """Unit whose decision is withdrawn -> offset after the withdrawal. Snapshots below it lack the unit if they skip it."""
         self._stop_position: int | None = None
         """Exclusive: the feeder applies records up to this offset. None: up to the high watermark."""
         self._told = False
@@ -340,6 +342,7 @@ class Feeder:
         if not earlier.is_replaying:
             self._replay_epoch = earlier.leader_epoch
         self._decided.update(earlier.skipped_units)
+        self._decided.difference_update(self._withdrawn)
         replay_end = max(earlier.position, earlier.replay_end, known_end)
         log_start = self._host.log_start_offset
         await self.restart(log_start, wanted, needed=needed, replay_end=replay_end, rewind_epoch=rewind_epoch)
@@ -515,8 +518,7 @@ class Feeder:
             self._failing.undone = True
         except DecisionMissedError as missed:
             logger.warning("decision missed service=%s unit=%s: restoring a snapshot", self._identity, missed)
-            self._missed[missed.unit] = missed.decision_offset + 1
-            await self._skip_unit(missed.unit, missed.decision_offset + 1)
+            await self._handle_missed(missed.unit, missed.decision_offset)
         except CodeTooNewError as error:
             machine = self._machine
             supported = await self._supported(error, self._is_usable, _yes)
@@ -527,19 +529,76 @@ class Feeder:
         return not self._has_missed(snapshot)
 
     def _has_missed(self, snapshot: Snapshot) -> bool:
-        """Return whether the state of ``snapshot`` contains a unit that a later record decides to skip."""
-        return any(unit.offset < snapshot.position < end and unit not in snapshot.skips for unit, end in self._missed.items())
+        """Return whether the state of ``snapshot`` contradicts a decision: it contains a skipped unit, or lacks another one."""
+        position, skips = snapshot.position, snapshot.skips
+        contains_skipped = any(unit.offset < position < end and unit not in skips for unit, end in self._missed.items())
+        return contains_skipped or any(position < end and unit in skips for unit, end in self._withdrawn.items())
 
     def _cannot_skip(self, tried: str) -> DataLossError:
         """Return the error for applied units that cannot be skipped. ``tried``: text about the other nodes."""
         unit, end = min(self._missed), max(self._missed.values())
+        decision = Unit(self._missed[unit] - 1)
         return DataLossError(
-            f"{self._identity}: the record at offset {end - 1} decides to skip {unit}, but this service has applied it. The log "
-            f"starts at offset {self._log_start_offset}, and there is no snapshot from there to offset {unit.offset}. No other "
-            f"node gave one, or one from offset {end} on: {tried}. All snapshots of this node are unchanged. Start the service "
-            "again when it has skipped the record on another node, or copy the snapshot directory of a node that has an "
-            "earlier snapshot."
+            f"{self._identity}: the record at offset {decision.offset} decides to skip {unit}, but this service has applied it. "
+            f"The log starts at offset {self._log_start_offset}, and there is no snapshot from there to offset {unit.offset}. No "
+            f"other node gave one, or one from offset {end} on: {tried}. All snapshots of this node are unchanged. Start the "
+            "service again when it has skipped the record on another node, or copy the snapshot directory of a node that has an "
+            "earlier snapshot. If no node can skip the record, withdraw the decision, then start the service again: "
+            f"{self._skip_command(decision)}"
         )
+
+    async def _handle_missed(self, unit: Unit, decision_offset: int) -> None:
+        """Restore a state without ``unit``, which the service has applied before it read the decision to skip it.
+
+        If that is not possible, and a later record withdraws the decision, restore a state that ignores the decision.
+        """
+        identity = self._identity
+        if not await self._has_snapshot_before(unit):
+            withdrawal = Unit(decision_offset)
+            async for record in self._records_from(decision_offset + 1):
+                if decided_unit(record, identity.service) == withdrawal:
+                    unit, decision_offset = withdrawal, record.offset
+                    break
+        first = await anext(self._records_from(unit.offset), None)
+        skipped = decided_unit(first, identity.service) if first is not None and Unit(first.offset) == unit else None
+        if skipped is not None:  # the unit is a decision itself, so the unit that it names must be applied
+            self._withdrawn[skipped] = decision_offset + 1
+            self._decision_ends.pop(skipped, None)
+            if self._failing is not None and self._failing.unit == skipped:  # the log may have another decision
+                self._failing.scanned, self._failing.scan_end = skipped.offset + 1, None
+        self._missed[unit] = decision_offset + 1
+        await self._skip_unit(unit, decision_offset + 1)
+
+    async def _has_snapshot_before(self, unit: Unit) -> bool:
+        """Return whether the log can be replayed from a snapshot at or below ``unit``, or from its first record."""
+        log_start = max(self._log_start_offset, self._host.log_start_offset)
+        return await self._keeper.newest_position(unit.offset) >= log_start
+
+    async def _records_from(self, offset: int) -> AsyncIterator[Record]:
+        """Yield the committed records from ``offset`` on. Yield none if the log does not have it."""
+        identity = self._identity
+        progress = ReadProgress(identity.stream, identity.partition, next_offset=offset, uid=identity.uid)
+        end_offset = 0
+        while True:
+            try:
+                slices = await self._reader.fetch(progress)
+            except (OffsetOutOfRangeError, LogTruncatedError):
+                return
+            except NotFoundError:
+                raise
+            except LiftError as error:
+                if self._truncated_at is not None:
+                    return
+                self.problem = f"reading: {error.code}: {error}"
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            self.problem = ""
+            for piece in one_by_one(slices):
+                for record in piece.records():
+                    yield record
+            end_offset = end_offset or progress.high_watermark + 1
+            if not slices or 0 < end_offset <= progress.next_offset:
+                return
 
     async def _forget_missed(self) -> None:
         """Delete the snapshots that contain missed units, when the state has passed the decisions without these units.
@@ -556,6 +615,7 @@ class Feeder:
 
     def _clear_missed(self) -> None:
         self._missed.clear()
+        self._withdrawn.clear()
         self._keeper.pin(0)
 
     def _is_comparable(self, position: int) -> bool:
@@ -610,6 +670,7 @@ class Feeder:
     async def _skip_unit(self, unit: Unit, decision_end: int) -> None:
         """Rebuild the state without ``unit``. ``decision_end``: offset after the record that decides to skip it."""
         self._decided.add(unit)
+        self._withdrawn.pop(unit, None)
         if len(self._decided) > _MAX_DECIDED:
             self._decided.remove(min(self._decided))  # a replay that comes to it searches for its decision again
         self._decision_ends[unit] = decision_end
@@ -655,7 +716,11 @@ class Feeder:
             failing.scan_end = progress.high_watermark + 1
         at_the_end = not slices or 0 < failing.scan_end <= progress.next_offset
         records = (record for piece in one_by_one(slices) for record in piece.records() if record.headers)
-        ends = (record.offset + 1 for record in records if decided_unit(record, identity.service) == failing.unit)
+        ends = (
+            record.offset + 1
+            for record in records
+            if decided_unit(record, identity.service) == failing.unit and Unit(record.offset) not in self._decided
+        )
         decision_end = next(ends, 0)
         failing.scanned = progress.next_offset
         if decision_end or at_the_end:

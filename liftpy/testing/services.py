@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from liftpy.config import NS_PER_S
-from liftpy.core.services.effects import Effect, result_headers, tick_headers
+from liftpy.core.services.effects import Effect, EffectNumbering, result_headers, tick_headers
 from liftpy.core.services.machine import ServiceMachine
 from liftpy.core.services.outbox import Outbox, Output
 from liftpy.core.services.replies import Reply, ReplyBuffer
@@ -265,6 +265,7 @@ class _Run:
         self.machine = ServiceMachine(self.service, _IDENTITY, snapshot_interval_records=_NO_SNAPSHOTS, outbox=self._outbox)
         self.machine.replies = self.replies
         self.machine.active_version = self.machine.version
+        self.machine.effects.change_numbering(EffectNumbering.BY_RECORD)
         self.machine.start(snapshot)
         self.machine.change_role(role, 1)
 

@@ -465,7 +465,7 @@ def _check_side_effects(name: str, unit: Unit, instances: Collection[dict[str, A
     raise ConfigError(
         f"Service {name} has applied {unit}. Since offset {base['position']}, it has written {max(0, outputs)} outputs and "
         f"requested {max(0, effects)} effects. If the record caused one of them, a skip stops all instances with "
-        "SERVICE_DIVERGED, or gives the results and ids of effects to other effects. Publish a record that corrects the state "
+        "SERVICE_DIVERGED, or ignores the results of calls that have happened. Publish a record that corrects the state "
         "instead. If the record caused none of them, use --no-side-effects."
     )
 

@@ -576,6 +576,7 @@ class Node(RunningNode):
             previous=previous,
             recovered=self._recovered,
             promises=promises,
+            image=lambda: group.image,
         )
 
     def _deliver(self, stream: str, partition: int, uid: str, event: Any) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.core.base.worker_assignment import WHOLE, WorkerShare
+from liftpy.core.metadata.features import EFFECT_NUMBERS, NO_LEVEL
 from liftpy.core.partition.shell import PartitionShell
 from liftpy.core.replication import events
 from liftpy.core.replication.phases import LeaderPhase, RoleName
@@ -104,7 +105,7 @@ class PartitionServices:
     """The replicated services of one partition on this node.
 
     ``partition``: the partition. It gets ReplayProgressed and ReplayFinished. ``transfer_leadership``: called with the new leader
-    and the reason.
+    and the reason. ``feature_level``: returns the feature level of the cluster.
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class PartitionServices:
         transfer_leadership: Callable[[str, str], None],
         inboxes: InboxRule,
         compacted: bool = False,
+        feature_level: Callable[[], int] = lambda: NO_LEVEL,
     ) -> None:
         self.key = key = partition.key
         self._partition = partition
@@ -138,6 +140,9 @@ class PartitionServices:
         self._agreements: dict[str, StateComparison] = {}
         self._differences: dict[str, Difference | None] = {}
         self._versions = CodeVersions()
+        self._feature_level = feature_level
+        self._effect_numbers = CodeVersions()
+        """Newest numbering of effects that the services on all nodes support."""
         self._here: dict[str, OnAnswer] = {}
         """Inbox -> callback of a service in this process, which gets its messages without NATS."""
         self._wellness = ServicesHealth(round(config.service_grace_s * NS_PER_S))
@@ -219,6 +224,7 @@ class PartitionServices:
         for service in report.services[:MAX_REPORTED]:
             if service.service in self._sessions:
                 self._versions.note_version(service.service, report.node, service.version, clock.now_ns())
+                self._effect_numbers.note_version(service.service, report.node, service.effectNumbers, clock.now_ns())
                 digests = {snapshot.position: snapshot.digest for snapshot in service.snapshots[:MAX_POSITIONS]}
                 agreement = self._agreements.setdefault(service.service, StateComparison())
                 agreement.set_digests(report.node, service.life, digests)
@@ -274,6 +280,17 @@ class PartitionServices:
             is_retry=bool(replica.state.passed_over),
         )
 
+    def _numbers_to_activate(self, service: str) -> pb.EffectNumbers:
+        """Return the numbering of effects that ``service`` should activate.
+
+        Below feature level ``EFFECT_NUMBERS``, services of earlier versions may start. They count effects.
+        """
+        level = self._feature_level()
+        if NO_LEVEL < level < EFFECT_NUMBERS:
+            return pb.EFFECT_NUMBERS_BY_COUNT
+        lowest = self._effect_numbers.lowest(service, self._replica.state.replicas, clock.now_ns())
+        return pb.EFFECT_NUMBERS_BY_RECORD if level and lowest >= pb.EFFECT_NUMBERS_BY_RECORD else pb.EFFECT_NUMBERS_UNCHANGED
+
     def _report_within(self) -> None:
         self._report_by(clock.now_ns() + _EVERY_NS)
 
@@ -295,6 +312,10 @@ class PartitionServices:
         for name, version in versions.items():
             self._versions.note_version(name, self._node_id, version, now_ns)
             self._sessions.can_do(name, self._versions.lowest(name, state.replicas, now_ns))
+        numbers = self._sessions.effect_numbers()
+        for name, newest in numbers.items():
+            self._effect_numbers.note_version(name, self._node_id, newest, now_ns)
+            self._sessions.number_effects(name, self._numbers_to_activate(name))
         if len(self._sessions):
             report = pb.ServiceReport(
                 node=self._node_id,
@@ -309,6 +330,7 @@ class PartitionServices:
                         snapshots=[pb.SnapshotDigest(position=at, digest=digest) for at, digest in digests[name][1].items()],
                         life=digests[name][0],
                         version=versions.get(name, 0),
+                        effectNumbers=numbers.get(name, pb.EFFECT_NUMBERS_UNCHANGED),
                     )
                     for name, service in own.items()
                     if name in self._sessions

@@ -28,6 +28,7 @@ from liftpy.core.base.instruments import Instruments, PublishTimes
 from liftpy.core.base.partition import PartitionMetadata, PartitionState
 from liftpy.core.log.log import Log, RecheckResult
 from liftpy.core.log.recovery import OpenReport, delete_quarantined_files
+from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.observe.tracing import SWITCHED, PartitionTraces
 from liftpy.core.partition.reads import ReplicaSource
 from liftpy.core.partition.shell import PartitionShell
@@ -155,6 +156,8 @@ class NodeTools:
     previous: PreviousProcess
     recovered: RecoveredLogs
     promises: Promises
+    image: Callable[[], ClusterImage]
+    """Returns the cluster as this node knows it now."""
 
 
 class PartitionWorker(PartitionShell):
@@ -253,6 +256,7 @@ class PartitionWorker(PartitionShell):
             subjects=node.subjects,
             transfer_leadership=self._transfer_for_service,
             compacted=self.config.is_cleaned,
+            feature_level=lambda: node.image().feature_level,
         )
 
     def _join_parts(self) -> None:

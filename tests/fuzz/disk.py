@@ -17,7 +17,7 @@ from liftpy.core.metadata.node_identity import DirectoryIdentity
 from liftpy.core.publish import state_file
 from liftpy.core.services import snapshot as service_snapshot
 from liftpy.core.services import versions
-from liftpy.core.services.effects import PendingEffects
+from liftpy.core.services.effects import EffectCause, PendingEffects
 from liftpy.core.services.replies import Answer, AnswerTable, decode_answers
 from liftpy.errors import ConfigError, ProtocolError, StorageError
 from sidecar.disk.data_folder import LOG_ENDS_NAME, DataDirectory, NodeIdentity
@@ -186,8 +186,8 @@ _WITH_SECTIONS = replace(_SNAPSHOT, sections=((service_snapshot.Section.PARAMETE
 
 def _effects() -> PendingEffects:
     made = PendingEffects("u/0/bank")
-    made.add("charge", b"payload", None, is_offer=False, output_count=7)
-    made.add("", b"offered", b"key", is_offer=True, output_count=8)
+    made.add("charge", b"payload", None, EffectCause(0, 1), is_offer=False, output_count=7)
+    made.add("", b"offered", b"key", EffectCause(0, 1), is_offer=True, output_count=8)
     return made
 
 

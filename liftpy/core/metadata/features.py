@@ -32,6 +32,8 @@ DAMAGED_LOGS = 6
 """First level at which a registration can name the damaged logs of the node."""
 QUEUE_EPOCHS = 7
 """First level at which the coordinators of work queues store LeaderEpochs."""
+EFFECT_NUMBERS = 7
+"""First level at which services number effects by the records that request them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,8 @@ FEATURES: tuple[Feature, ...] = (
     Feature(
         QUEUE_EPOCHS,
         "0.1.0",
-        "work queues store LeaderEpochs, so that they notice records that an unclean election lost",
+        "work queues store LeaderEpochs, so that they notice records that an unclean election lost, and services number effects "
+        "by the records that request them",
         has_way_back=True,
         in_use=lambda image: [f"stream {GROUPS_STREAM}: its coordinators"] if GROUPS_STREAM in image.streams else [],
     ),

@@ -29,7 +29,9 @@ from liftpy.core.services.effects import (
     MAX_PENDING,
     MAX_PENDING_BYTES,
     Effect,
+    EffectCause,
     PendingEffects,
+    decided_numbering,
     effect_of,
     is_tick,
 )
@@ -308,7 +310,7 @@ class ServiceMachine:
             self._end(number, record, passed_over=passed_over)
         elif not passed_over:
             self._call(None, record, self.service.on_record, record)
-        elif record.headers:
+        elif record.headers and Unit(record.offset) not in self._skips:
             self._upgrade(record)
         self.position = record.offset + 1
         self.last_epoch = record.leader_epoch
@@ -348,12 +350,15 @@ class ServiceMachine:
         return True
 
     def _upgrade(self, record: Record) -> None:
-        """Activate another version of the code from ``record`` on, if the record decides so.
+        """Activate another version of the code, or another numbering of effects, from ``record`` on, if the record decides so.
 
-        Raises VersionError if the code does not support it.
+        Raises VersionError if the code does not support the version.
         """
+        numbering = decided_numbering(record, self.identity.service)
+        if numbering is not None:
+            self.effects.change_numbering(numbering)
         version = decided_version(record, self.identity.service)
-        if version is None or not follows(version, self.active_version, record.offset) or Unit(record.offset) in self._skips:
+        if version is None or not follows(version, self.active_version, record.offset):
             return
         check_code(self.version, version, record.offset)
         self.active_version = version
@@ -362,12 +367,13 @@ class ServiceMachine:
     def _is_decided_by(self, record: Record) -> bool:
         """Return whether the record is a decision to skip a unit or to activate a version. ``on_record`` does not get it.
 
-        Raises DecisionMissedError if it decides to skip a unit that the service has applied.
+        Raises DecisionMissedError if it decides to skip a unit that the service has applied. It does not if a later record
+        withdraws the decision.
         """
         if not is_decision(record):
             return False
         unit = decided_unit(record, self.identity.service)
-        if unit is not None and unit not in self._skips:
+        if unit is not None and unit not in self._skips and Unit(record.offset) not in self._skips:
             self.failed = True
             raise DecisionMissedError(unit, record.offset)
         return True
@@ -436,8 +442,11 @@ class ServiceMachine:
             source.emitted.clear()
         if source.asked:
             output_count = self.outbox.output_count if self.outbox is not None else 0
+            cause = EffectCause(record.offset, record.leader_epoch, timer or "")
             for effect in source.asked:
-                self.effects.add(effect.name, effect.payload, effect.key, is_offer=effect.is_offer, output_count=output_count)
+                self.effects.add(
+                    effect.name, effect.payload, effect.key, cause, is_offer=effect.is_offer, output_count=output_count
+                )
             source.asked.clear()
         if source.reply is not None:
             value, source.reply = source.reply, None
@@ -606,6 +615,11 @@ class ServiceMachine:
         The method runs in a thread of its own and must not use the state.
         """
         return self.service.on_effect(effect)
+
+    @property
+    def has_effects(self) -> bool:
+        """True if the class of the service defines ``on_effect``, or if the service has requested effects or offers."""
+        return type(self.service).on_effect is not Service.on_effect or self.effects.count > 0
 
     @property
     def timer_count(self) -> int:

@@ -170,6 +170,8 @@ class _ServiceSession:
     """Position -> digest of the service's newest snapshots, by its last report."""
     lowest_version: int = 0
     """Lowest version that the code in the hosts of all replicas supports. 0: not known for all."""
+    effect_numbers: pb.EffectNumbers = pb.EFFECT_NUMBERS_UNCHANGED
+    """Numbering of effects that the service should activate."""
     agreed: tuple[pb.AgreedSnapshot, ...] = ()
     """Position -> (digest, number of nodes) of snapshots that the other nodes have reported."""
     differs: str = ""
@@ -434,6 +436,15 @@ class ServiceSessions:
         if service in self._sessions:
             self._sessions[service].lowest_version = version
 
+    def effect_numbers(self) -> dict[str, pb.EffectNumbers]:
+        """Return the newest numbering of effects that each service supports, by its name."""
+        return {name: session.hello.effectNumbers for name, session in self._sessions.items()}
+
+    def number_effects(self, service: str, numbers: pb.EffectNumbers) -> None:
+        """Store the numbering of effects that ``service`` should activate."""
+        if service in self._sessions:
+            self._sessions[service].effect_numbers = numbers
+
     def differs(self, service: str, difference: Difference | None) -> list[Effect]:
         """Store whether the state of ``service`` here differs from other nodes. ``difference`` None: it does not.
 
@@ -569,6 +580,7 @@ class ServiceSessions:
                 snapshotRequest=session.snapshots_wanted,
                 turn=view.turn,
                 lowestVersion=session.lowest_version,
+                effectNumbers=session.effect_numbers,
                 agreed=session.agreed if session.hello.fetching else (),
             ),
         )

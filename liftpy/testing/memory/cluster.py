@@ -24,6 +24,7 @@ from liftpy.config import ReplicationConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.groups.coordinator import GroupCoordinator
 from liftpy.core.metadata.image import ClusterImage, StreamImage
+from liftpy.core.services.effects import EffectNumbering
 from liftpy.core.services.machine import ServiceMachine
 from liftpy.core.services.outbox import Outbox
 from liftpy.core.services.service import Role, Service
@@ -550,6 +551,7 @@ class MemoryService:
             self._factory(), identity, snapshot_interval_records=_NO_SNAPSHOTS, outbox=self._outbox
         )
         machine.active_version = machine.version
+        machine.effects.change_numbering(EffectNumbering.BY_RECORD)
         machine.start(None)
         machine.change_role(Role.LEADER, _LEADER_EPOCH)
         self._spawn(self._feed(machine))

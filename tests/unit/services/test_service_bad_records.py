@@ -391,6 +391,87 @@ async def test_service_that_cannot_skip_an_applied_record_ends_and_keeps_its_sna
     assert [path.read_bytes() for path in files_of(node)] == before
 
 
+async def test_service_that_cannot_skip_an_applied_record_applies_it_when_the_decision_is_withdrawn(
+    nodes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log starts above all snapshots from before the record, so no node can skip it."""
+    node = nodes(Skipping, folder="n1")
+    monkeypatch.setattr(Skipping, "broken", False)
+    node.log.append(*BEFORE, b"bad", *AFTER, *[b"c%d" % n for n in range(10)])
+    await node.start()
+    await node.at(44)
+    await node.until(lambda: node.store.positions()[-1] == 40)
+    node.log.log_start = 35
+    node.log.append(b"why", headers=SkipDecision("brittle", Unit(37)).headers())
+    with pytest.raises(DataLossError, match="liftpy service skip brittle --stream in --partition 0 --offset 44"):
+        await node.at(45)
+    node.log.append(b"d")
+    node.log.append(b"why", headers=SkipDecision("brittle", Unit(44)).headers())
+    node.log.append(b"e")
+    again = nodes(Skipping, folder="n1")
+    again.role = Role.FOLLOWER
+    await again.start()
+    await again.at(48)
+    assert again.services[-1].seen[-12:] == [*[f"c{n}" for n in range(10)], "d", "e"]
+    assert again.services[-1].seen[:26] == [*expected()[:25], "bad"]
+    await again.until(lambda: again.store.positions()[-1] == 48)
+    await again.close()
+    late = nodes(Skipping, folder="n1")
+    late.role = Role.FOLLOWER
+    await late.start()
+    await late.at(48)
+    assert late.machine.snapshot().encode() == again.machine.snapshot().encode()
+
+
+async def test_service_that_has_skipped_a_record_applies_it_when_the_decision_is_withdrawn(
+    nodes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """[A24] Nodes that read the withdrawal at another time, and a node that starts from the first record, have the same state."""
+    monkeypatch.setattr(Skipping, "broken", False)
+    node, killed = nodes(Skipping), nodes(Skipping, folder="n2")
+    node.log.append(*BEFORE, b"bad", *AFTER, *[b"c%d" % n for n in range(10)])
+    node.log.append(b"why", headers=SkipDecision("brittle", Unit(25)).headers())
+    for one in (node, killed):
+        await one.start()
+        await one.at(45)
+        assert "bad" not in one.services[-1].seen
+    await killed.until(lambda: killed.store.positions()[-1] == 45)
+    await killed.close()
+    node.log.append(b"d", *[b"e"] * 8)
+    node.log.append(b"why", headers=SkipDecision("brittle", Unit(44)).headers())
+    node.log.append(b"f")
+    again, late = nodes(Skipping, folder="n2"), nodes(Skipping)
+    for one in (again, late):
+        await one.start()
+    for one in (node, again, late):
+        await one.at(56)
+        assert one.services[-1].seen.count("bad") == 1
+        assert one.services[-1].seen[-1] == "f"
+        assert one.machine.snapshot().encode() == node.machine.snapshot().encode()
+        await one.until(lambda one=one: one.keeper.digests[-1][0] == 56)
+        told = [position for position, _ in one.keeper.digests]
+        assert not [position for position in told if 44 < position < 55], "another node may not have read the withdrawal yet"
+    node.log.append(b"why", headers=SkipDecision("brittle", Unit(25)).headers())
+    for one in (node, again, late):
+        await one.at(57)
+        assert "bad" not in one.services[-1].seen
+
+
+async def test_service_blocked_at_a_record_ignores_a_withdrawn_decision_to_skip_it(nodes: Any) -> None:
+    node = nodes(Brittle)
+    node.log.append(*BEFORE, b"bad", *AFTER)
+    node.log.append(b"why", headers=SkipDecision("brittle", Unit(25)).headers())
+    node.log.append(b"why", headers=SkipDecision("brittle", Unit(34)).headers())
+    await node.start()
+    with pytest.raises(ServiceFailedError, match="on_record failed at offset 25"):
+        await node.at(36)
+    node.log.append(b"why", headers=SkipDecision("brittle", Unit(25)).headers())
+    again = nodes(Brittle, folder="n1")
+    await again.start()
+    await again.at(37)
+    assert again.services[-1].seen == expected()
+
+
 async def test_service_that_cannot_skip_an_applied_record_fetches_the_snapshot_of_a_node_that_has_skipped_it(
     nodes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

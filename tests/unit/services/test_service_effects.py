@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from liftpy.core.services import effects as bounds
-from liftpy.core.services.effects import Effect, result_headers, tick_headers
+from liftpy.core.services.bad_records import Unit
+from liftpy.core.services.effects import Effect, EffectNumbering, NumberingDecision, result_headers, tick_headers
+from liftpy.core.services.snapshot import Snapshot, decode
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.errors import UnavailableError
@@ -22,6 +24,7 @@ from liftpy.service.bad_record_writer import RecordWriter
 from liftpy.service.effect_runner import EffectRunner
 from liftpy.service.settings import ServiceSettings
 from liftpy.testing import ServiceTest
+from tests.each import each
 
 WHO = Identity("shop", "orders", "u", 0)
 
@@ -82,6 +85,127 @@ def test_service_restored_from_a_snapshot_resumes_pending_effects() -> None:
     again.apply([record(2, b"reminder", result_headers("shop", 1)), record(3, b"c")])
     assert [effect.number for effect in again.effects] == [0, 2, 3, 4], "numbers are never used twice"
     assert b"order:reminder" in again.snapshot().state
+
+
+# ---- numbers of effects ----------------------------------------------------------------------------------------------------
+def numbering(offset: int, numbering: EffectNumbering = EffectNumbering.BY_RECORD, epoch: int = 1) -> Record:
+    return record(offset, b"", NumberingDecision("shop", numbering, epoch).headers())
+
+
+def applied(*records: Record, skipped: tuple[Unit, ...] = (), snapshot: Snapshot | None = None) -> ServiceMachine:
+    machine = machine_of(snapshot=snapshot)
+    for unit in skipped:
+        machine.skip(unit)
+    machine.apply(records)
+    return machine
+
+
+def result_of(machine: ServiceMachine, payload: bytes, offset: int) -> Record:
+    (effect,) = (effect for effect in machine.effects if effect.payload == payload)
+    value = payload if effect.is_offer else b"paid-" + payload
+    return record(offset, value, result_headers("shop", effect.number))
+
+
+def told(machine: ServiceMachine) -> list[str]:
+    return machine.snapshot().state.decode().split()
+
+
+def ids(machine: ServiceMachine) -> dict[bytes, str]:
+    return {effect.payload: effect.id for effect in machine.effects}
+
+
+def test_service_replay_without_a_skipped_record_gives_each_effect_its_own_result_and_id() -> None:
+    """[A23]."""
+    log = [numbering(0), record(1, b"a"), record(2, b"remind"), record(3, b"b"), record(4, b"c")]
+    first = applied(*log)
+    log += [result_of(first, payload, 5 + n) for n, payload in enumerate((b"a", b"reminder2", b"b"))]
+    replayed = applied(*log, skipped=(Unit(1),))
+    assert told(replayed) == ["order:remind", "order:b", "order:c", "order:reminder2", "charge:b:paid-b"]
+    assert [ids(replayed)[payload] for payload in (b"reminder", b"c")] == [
+        ids(first)[payload] for payload in (b"reminder", b"c")
+    ]
+    assert len(set(ids(first).values())) == 5
+
+
+def test_service_effect_of_another_record_at_the_same_offset_has_another_id() -> None:
+    """An unclean election may replace a record, also by one that requests an equal effect."""
+    kept, lost = applied(numbering(0), record(1, b"a")), applied(numbering(0), record(1, b"b"))
+    again = applied(numbering(0), record(1, b"a")._replace(leader_epoch=2))
+    found = [*ids(kept).values(), *ids(lost).values(), *ids(again).values()]
+    assert len(set(found)) == 3
+    late = applied(numbering(0), record(1, b"b"), result_of(kept, b"a", 2))
+    assert told(late) == ["order:b"]
+    assert ids(late) == ids(lost)
+
+
+def test_service_equal_effects_of_one_record_have_ids_that_do_not_depend_on_skipped_timers() -> None:
+    class Twice(Shop):
+        def on_record(self, record: Record) -> None:
+            for name in ("t1", "t2") if record.value == b"set" else ():
+                self.set_timer(name, self.now_ns)
+            self.effect("charge", b"x")
+            self.effect("charge", b"x")
+
+        def on_timer(self, name: str) -> None:
+            self.effect("charge", b"x")
+            self.effect("remind", name.encode())
+
+    def found(*skipped: Unit) -> list[str]:
+        machine = machine_of(Twice())
+        for unit in skipped:
+            machine.skip(unit)
+        machine.apply([numbering(0), record(1, b"set"), record(2, b"y")])
+        return [effect.id for effect in machine.effects]
+
+    everything = found()
+    assert len(everything) == len(set(everything)) == 8
+    assert found(Unit(2, "t1")) == [*everything[:2], *everything[4:]]
+    assert found(Unit(2)) == everything[:6]
+
+
+def test_service_effects_pending_at_a_change_of_their_numbering_keep_their_ids() -> None:
+    """A snapshot has the numbering. Results from before and after the change end their effects."""
+    before = applied(record(0, b"a"), record(1, b"b"))
+    assert ids(before) == {b"a": "u/0/shop/0", b"b": "u/0/shop/1"}
+    log = [numbering(2), record(3, b"c")]
+    machine = applied(*log, snapshot=before.snapshot())
+    assert ids(machine).items() > ids(before).items()
+    replayed = applied(record(0, b"a"), record(1, b"b"), *log)
+    assert replayed.snapshot().encode() == machine.snapshot().encode()
+    restored = machine_of(snapshot=decode(machine.snapshot().encode(), WHO))
+    assert ids(restored) == ids(machine)
+    restored.apply([result_of(machine, payload, 4 + n) for n, payload in enumerate((b"b", b"c", b"a"))])
+    restored.apply([record(7, b"d")])
+    assert told(restored)[3:] == ["charge:b:paid-b", "charge:c:paid-c", "charge:a:paid-a", "order:d"]
+    assert restored.effects.count == 4
+    from_first = applied(numbering(2), record(3, b"c"), *(record(n, b"", ()) for n in range(4, 7)), record(7, b"d"))
+    assert ids(restored)[b"d"] == ids(from_first)[b"d"], "it does not depend on earlier effects"
+
+
+def test_service_that_counts_its_effects_again_gives_no_number_twice() -> None:
+    """So it does before a downgrade to a version that only counts."""
+    machine = applied(record(0, b"a"), numbering(1), record(2, b"b"), numbering(3, EffectNumbering.BY_COUNT))
+    machine.apply([record(4, b"c")])
+    again = applied(record(5, b"d"), numbering(6), record(7, b"e"), snapshot=decode(machine.snapshot().encode(), WHO))
+    numbers = [effect.number for effect in again.effects]
+    assert len(set(numbers)) == 5
+    assert numbers[3] == numbers[2] + 1
+    assert max(len(str(number)) for number in numbers) <= 19, "earlier versions ignore longer numbers"
+
+
+@each(
+    "decision",
+    [
+        numbering(0, epoch=7),
+        record(0, b"", (("Lift-Service-Version", b"other/effects-by-record/1"),)),
+        record(0, b"", (("Lift-Service-Version", b"shop/effects-by-x/1"),)),
+    ],
+)
+def test_service_numbering_decision_that_is_invalid_is_ignored(decision: Record) -> None:
+    machine = applied(decision, record(1, b"a"))
+    assert (told(machine), ids(machine)) == (["order:a"], {b"a": "u/0/shop/0"})
+    skipped = applied(numbering(0), record(1, b"a"), skipped=(Unit(0),))
+    assert ids(skipped) == ids(machine)
 
 
 def test_service_offer_whose_result_arrives_twice_is_applied_once() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from liftpy.config import ReplicationConfig
 from liftpy.core.base.ids import PartitionKey
+from liftpy.core.metadata.features import EFFECT_NUMBERS
 from liftpy.core.replication import events
 from liftpy.core.replication.phases import RoleName
 from liftpy.core.wire import envelope, frames
@@ -27,6 +28,7 @@ class World:
     """A bus, a replica and timers, as far as services need them."""
 
     def __init__(self) -> None:
+        self.level = EFFECT_NUMBERS
         self.sent: list[tuple[str, bytes]] = []
         self.fed: list[events.Event] = []
         self.counters: Counter[str] = Counter()
@@ -57,6 +59,7 @@ class World:
             subjects=Subjects(),
             transfer_leadership=lambda *told: self.moved.append(told),
             inboxes=InboxRule(("_INBOX.",)),
+            feature_level=lambda: self.level,
         )
         find = {("s", 0): self.services}
         self.handler = ServiceHandler(
@@ -288,6 +291,31 @@ def test_service_endpoint_instruction_contains_the_lowest_code_version_of_all_re
     assert world.last(pb.JoinLog).lowestVersion == 2
     (row,) = world.services.report()
     assert (row["version"], row["active_version"]) == (3, 1)
+
+
+@pytest.mark.parametrize("level", [0, EFFECT_NUMBERS - 1, EFFECT_NUMBERS])
+def test_service_endpoint_instruction_numbers_effects_by_record_when_level_and_all_replicas_allow_it(
+    world: World, level: int
+) -> None:
+    """Below the level, services of earlier versions may start. They number effects by count."""
+
+    def report(node: str, numbers: pb.EffectNumbers) -> pb.ServiceReport:
+        states = [pb.ServiceReport.State(service="bank", position=50, life=3, effectNumbers=numbers)]
+        return pb.ServiceReport(node=node, stream="s", streamUid="u1", services=states)
+
+    def told() -> pb.EffectNumbers:
+        world.report()
+        world.say(hello(effectNumbers=pb.EFFECT_NUMBERS_BY_RECORD))
+        return world.last(pb.JoinLog).effectNumbers
+
+    world.level = level
+    world.say(hello(effectNumbers=pb.EFFECT_NUMBERS_BY_RECORD))
+    world.services.record_states(report("n2", pb.EFFECT_NUMBERS_BY_RECORD))
+    world.services.record_states(report("n3", pb.EFFECT_NUMBERS_UNCHANGED))
+    expected = {EFFECT_NUMBERS - 1: pb.EFFECT_NUMBERS_BY_COUNT}.get(level, pb.EFFECT_NUMBERS_UNCHANGED)
+    assert told() == expected
+    world.services.record_states(report("n3", pb.EFFECT_NUMBERS_BY_RECORD))
+    assert told() == (pb.EFFECT_NUMBERS_BY_RECORD if level == EFFECT_NUMBERS else expected)
 
 
 async def test_service_endpoint_serves_a_service_in_the_same_process_without_nats(world: World) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ import crc32c
 import pytest
 
 from liftpy.core.services.bad_records import Unit
-from liftpy.core.services.effects import PendingEffects
+from liftpy.core.services.effects import EffectCause, EffectNumbering, PendingEffects
 from liftpy.core.services.outbox import Outbox, Output, extend_digest
 from liftpy.core.services.replies import Answer, AnswerTable, decode_answers
 from liftpy.core.services.rules import parameters_digest
@@ -114,9 +115,9 @@ def test_service_snapshot_answers_encode_to_the_recorded_bytes() -> None:
 def test_service_snapshot_effects_encode_to_the_recorded_bytes() -> None:
     pending = PendingEffects("u/0/s")
     assert pending.encode() == b""
-    pending.add("charge", b"10", None, is_offer=False, output_count=3)
-    pending.add("é", b"x", b"k", is_offer=True, output_count=4)
-    pending.add("n", b"", b"", is_offer=False, output_count=0)
+    pending.add("charge", b"10", None, EffectCause(0, 1), is_offer=False, output_count=3)
+    pending.add("é", b"x", b"k", EffectCause(0, 1), is_offer=True, output_count=4)
+    pending.add("n", b"", b"", EffectCause(0, 1), is_offer=False, output_count=0)
     first = struct.pack("<QQBHIi", 0, 3, 0, 6, 2, -1) + b"charge10"
     rest = struct.pack("<QQBHIi", 1, 4, 1, 2, 1, 1) + "éxk".encode() + struct.pack("<QQBHIi", 2, 0, 0, 1, 0, 0) + b"n"
     assert pending.encode() == struct.pack("<Q", 3) + first + rest
@@ -132,6 +133,30 @@ def test_service_snapshot_effects_encode_to_the_recorded_bytes() -> None:
     for wrong in (pending.encode()[:-1], pending.encode() + b"x", struct.pack("<Q", 2) + rest, struct.pack("<Q", 0), b"\1"):
         with pytest.raises(CorruptionError):
             PendingEffects("u/0/s").load(wrong)
+
+
+def test_service_effects_numbered_by_record_encode_to_the_recorded_bytes() -> None:
+    """The number is the one that docs/protocol.md describes."""
+    pending = PendingEffects("u/0/s")
+    pending.add("n", b"", b"", EffectCause(0, 1), is_offer=False, output_count=0)
+    pending.end(0)
+    pending.change_numbering(EffectNumbering.BY_RECORD)
+    for _ in range(2):
+        pending.add("é", b"x", b"k", EffectCause((1 << 40) + 7, 5, "t"), is_offer=True, output_count=4)
+    pending.change_numbering(EffectNumbering.BY_COUNT)
+    pending.add("n", b"", None, EffectCause(8, 5), is_offer=False, output_count=4)
+    contents = (struct.pack("<QIBIIIi", 5, repetition, 1, 1, 2, 1, 1) + "téxk".encode() for repetition in range(2))
+    digests = (int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") for content in contents)
+    numbers = [(7 << 22) + digest % (1 << 22) for digest in digests]
+    offers = b"".join(struct.pack("<QQBHIi", number, 4, 1, 2, 1, 1) + "éxk".encode() for number in numbers)
+    counted = struct.pack("<QQBHIi", (1 << 62) + 3, 4, 0, 1, 0, -1) + b"n"
+    data = struct.pack("<Q", (1 << 62) + 4) + offers + counted
+    assert pending.encode() == data
+    pending.change_numbering(EffectNumbering.BY_RECORD)
+    assert pending.encode() == struct.pack("<Q", (1 << 63) + 4) + offers + counted
+    again = PendingEffects("u/0/s")
+    again.load(pending.encode())
+    assert (again.count, again.numbering, list(again)) == (4, EffectNumbering.BY_RECORD, list(pending))
 
 
 def test_service_snapshot_active_version_encodes_to_the_recorded_bytes() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from liftpy.client.progress import NotServedError
 from liftpy.core.services.bad_records import Unit
-from liftpy.core.services.effects import Effect
+from liftpy.core.services.effects import Effect, EffectNumbering, NumberingDecision
 from liftpy.core.services.rules import NO_PARAMETERS
 from liftpy.core.services.versions import VersionDecision
 from liftpy.core.wire import envelope, frames
@@ -273,6 +273,40 @@ async def test_service_host_of_the_leader_activates_a_version_that_all_nodes_run
     await bus.tell(order(bus, 2, leads=True, role=pb.SERVICE_LEADER, lowestVersion=2))
     await bus.until(lambda: said)
     assert said == [(VersionDecision("sum", 2, 3), False)]
+
+
+async def test_leader_service_with_effects_activates_the_numbering_of_effects_that_its_node_requests(
+    running: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus, _, _, _ = running
+    said: list[NumberingDecision] = []
+
+    async def change_numbering(self: Any, who: Any, decision: NumberingDecision) -> int:
+        said.append(decision)
+        raise UnavailableError("not now")
+
+    async def wait_for_hellos() -> None:
+        count = len(bus.hellos)
+        await bus.until(lambda: len(bus.hellos) > count + 2)
+
+    monkeypatch.setattr(DecisionWriter, "change_numbering", change_numbering)
+    by_record = pb.EFFECT_NUMBERS_BY_RECORD
+    leader = {"leads": True, "role": pb.SERVICE_LEADER}
+    await bus.tell(order(bus, 1, **leader, effectNumbers=by_record))
+    await wait_for_hellos()
+    assert said == [], "it has no effects"
+    monkeypatch.setattr(Quiet, "on_effect", lambda *_: None)
+    for fields in (
+        {"leads": True, "effectNumbers": by_record},
+        leader,
+        {**leader, "effectNumbers": pb.EFFECT_NUMBERS_BY_COUNT},
+    ):
+        await bus.tell(order(bus, 2, **fields))
+        await wait_for_hellos()
+    assert said == []
+    await bus.tell(order(bus, 3, **leader, effectNumbers=by_record))
+    await bus.until(lambda: said)
+    assert said == [NumberingDecision("sum", EffectNumbering.BY_RECORD, 3)]
 
 
 async def test_service_host_stores_its_state_on_request_and_at_stop(running: Any, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from liftpy.core.services.effects import MAX_PENDING, MAX_PENDING_BYTES, Effect, PendingEffects
+from liftpy.core.services.effects import MAX_PENDING, MAX_PENDING_BYTES, Effect, EffectCause, PendingEffects
 from liftpy.core.services.machine import LogTimers
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.headers import parse_headers
@@ -165,7 +165,7 @@ def test_service_pending_effects_above_the_number_or_byte_limit_are_rejected() -
     assert pending.has_room(10_000, 8 * MIB)
     assert not pending.has_room(10_001, 0)
     assert not pending.has_room(1, 8 * MIB + 1)
-    pending.add("ab", b"xyz", b"key", is_offer=True, output_count=0)
+    pending.add("ab", b"xyz", b"key", EffectCause(0, 1), is_offer=True, output_count=0)
     (one,) = pending
     size = one.size_bytes
     assert size == len(pending.encode()) - 8

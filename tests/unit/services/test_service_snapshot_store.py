@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from liftpy.core.services.effects import PendingEffects
+from liftpy.core.services.effects import EffectCause, PendingEffects
 from liftpy.core.services.snapshot import Identity, ReplayPoint, Section, Snapshot
 from liftpy.core.services.versions import encode_section
 from liftpy.errors import StorageError, UnknownFormatError
@@ -219,7 +219,7 @@ def test_service_snapshot_store_flushes_all_new_directories_of_a_snapshot(
 
 def test_service_snapshot_store_names_the_snapshots_from_which_a_replay_can_start(tmp_path: Path) -> None:
     effects = PendingEffects("")
-    effects.add("charge", b"7", None, is_offer=False, output_count=0)
+    effects.add("charge", b"7", None, EffectCause(0, 1), is_offer=False, output_count=0)
     effects.end(0)
     sections = ((Section.PARAMETERS, b"p" * 16), (Section.EFFECTS, effects.encode()), (Section.VERSION, encode_section(3)))
     files = store(tmp_path, kept=4)

@@ -11,8 +11,17 @@ class ServiceRole(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     SERVICE_FOLLOWER: _ClassVar[ServiceRole]
     SERVICE_LEADER: _ClassVar[ServiceRole]
+
+class EffectNumbers(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EFFECT_NUMBERS_UNCHANGED: _ClassVar[EffectNumbers]
+    EFFECT_NUMBERS_BY_COUNT: _ClassVar[EffectNumbers]
+    EFFECT_NUMBERS_BY_RECORD: _ClassVar[EffectNumbers]
 SERVICE_FOLLOWER: ServiceRole
 SERVICE_LEADER: ServiceRole
+EFFECT_NUMBERS_UNCHANGED: EffectNumbers
+EFFECT_NUMBERS_BY_COUNT: EffectNumbers
+EFFECT_NUMBERS_BY_RECORD: EffectNumbers
 
 class SnapshotDigest(_message.Message):
     __slots__ = ("position", "digest")
@@ -67,7 +76,7 @@ class ServiceFigures(_message.Message):
     def __init__(self, sinceOutputMs: _Optional[int] = ..., queriesWaiting: _Optional[int] = ..., queriesAnswered: _Optional[int] = ..., queriesRefused: _Optional[int] = ..., snapshotsStored: _Optional[int] = ..., sinceSnapshotMs: _Optional[int] = ..., snapshotBytes: _Optional[int] = ..., timersWaiting: _Optional[int] = ..., effectsWaiting: _Optional[int] = ...) -> None: ...
 
 class ServiceHello(_message.Message):
-    __slots__ = ("service", "stream", "partition", "streamUid", "instance", "first", "leaving", "position", "outputCount", "emittedEnd", "problem", "snapshots", "life", "snapshotPosition", "failing", "fetching", "fetchedBytes", "givenBytes", "figures", "version", "activeVersion", "ending", "replayPoints", "effectCount")
+    __slots__ = ("service", "stream", "partition", "streamUid", "instance", "first", "leaving", "position", "outputCount", "emittedEnd", "problem", "snapshots", "life", "snapshotPosition", "failing", "fetching", "fetchedBytes", "givenBytes", "figures", "version", "activeVersion", "ending", "replayPoints", "effectCount", "effectNumbers")
     class Ending(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STOPPED: _ClassVar[ServiceHello.Ending]
@@ -100,6 +109,7 @@ class ServiceHello(_message.Message):
     ENDING_FIELD_NUMBER: _ClassVar[int]
     REPLAYPOINTS_FIELD_NUMBER: _ClassVar[int]
     EFFECTCOUNT_FIELD_NUMBER: _ClassVar[int]
+    EFFECTNUMBERS_FIELD_NUMBER: _ClassVar[int]
     service: str
     stream: str
     partition: int
@@ -124,10 +134,11 @@ class ServiceHello(_message.Message):
     ending: ServiceHello.Ending
     replayPoints: _containers.RepeatedCompositeFieldContainer[ReplayPoint]
     effectCount: int
-    def __init__(self, service: _Optional[str] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., streamUid: _Optional[str] = ..., instance: _Optional[int] = ..., first: _Optional[bool] = ..., leaving: _Optional[bool] = ..., position: _Optional[int] = ..., outputCount: _Optional[int] = ..., emittedEnd: _Optional[int] = ..., problem: _Optional[str] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotDigest, _Mapping]]] = ..., life: _Optional[int] = ..., snapshotPosition: _Optional[int] = ..., failing: _Optional[bool] = ..., fetching: _Optional[bool] = ..., fetchedBytes: _Optional[int] = ..., givenBytes: _Optional[int] = ..., figures: _Optional[_Union[ServiceFigures, _Mapping]] = ..., version: _Optional[int] = ..., activeVersion: _Optional[int] = ..., ending: _Optional[_Union[ServiceHello.Ending, str]] = ..., replayPoints: _Optional[_Iterable[_Union[ReplayPoint, _Mapping]]] = ..., effectCount: _Optional[int] = ...) -> None: ...
+    effectNumbers: EffectNumbers
+    def __init__(self, service: _Optional[str] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., streamUid: _Optional[str] = ..., instance: _Optional[int] = ..., first: _Optional[bool] = ..., leaving: _Optional[bool] = ..., position: _Optional[int] = ..., outputCount: _Optional[int] = ..., emittedEnd: _Optional[int] = ..., problem: _Optional[str] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotDigest, _Mapping]]] = ..., life: _Optional[int] = ..., snapshotPosition: _Optional[int] = ..., failing: _Optional[bool] = ..., fetching: _Optional[bool] = ..., fetchedBytes: _Optional[int] = ..., givenBytes: _Optional[int] = ..., figures: _Optional[_Union[ServiceFigures, _Mapping]] = ..., version: _Optional[int] = ..., activeVersion: _Optional[int] = ..., ending: _Optional[_Union[ServiceHello.Ending, str]] = ..., replayPoints: _Optional[_Iterable[_Union[ReplayPoint, _Mapping]]] = ..., effectCount: _Optional[int] = ..., effectNumbers: _Optional[_Union[EffectNumbers, str]] = ...) -> None: ...
 
 class JoinLog(_message.Message):
-    __slots__ = ("service", "stream", "partition", "streamUid", "instance", "ackId", "role", "leaderEpoch", "startOffset", "stopPosition", "highWatermark", "logEndOffset", "leaseMs", "node", "snapshotRequest", "leads", "agreed", "lowestVersion", "turn")
+    __slots__ = ("service", "stream", "partition", "streamUid", "instance", "ackId", "role", "leaderEpoch", "startOffset", "stopPosition", "highWatermark", "logEndOffset", "leaseMs", "node", "snapshotRequest", "leads", "agreed", "lowestVersion", "effectNumbers", "turn")
     SERVICE_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
@@ -146,6 +157,7 @@ class JoinLog(_message.Message):
     LEADS_FIELD_NUMBER: _ClassVar[int]
     AGREED_FIELD_NUMBER: _ClassVar[int]
     LOWESTVERSION_FIELD_NUMBER: _ClassVar[int]
+    EFFECTNUMBERS_FIELD_NUMBER: _ClassVar[int]
     TURN_FIELD_NUMBER: _ClassVar[int]
     service: str
     stream: str
@@ -165,8 +177,9 @@ class JoinLog(_message.Message):
     leads: bool
     agreed: _containers.RepeatedCompositeFieldContainer[AgreedSnapshot]
     lowestVersion: int
+    effectNumbers: EffectNumbers
     turn: int
-    def __init__(self, service: _Optional[str] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., streamUid: _Optional[str] = ..., instance: _Optional[int] = ..., ackId: _Optional[int] = ..., role: _Optional[_Union[ServiceRole, str]] = ..., leaderEpoch: _Optional[int] = ..., startOffset: _Optional[int] = ..., stopPosition: _Optional[int] = ..., highWatermark: _Optional[int] = ..., logEndOffset: _Optional[int] = ..., leaseMs: _Optional[int] = ..., node: _Optional[str] = ..., snapshotRequest: _Optional[int] = ..., leads: _Optional[bool] = ..., agreed: _Optional[_Iterable[_Union[AgreedSnapshot, _Mapping]]] = ..., lowestVersion: _Optional[int] = ..., turn: _Optional[int] = ...) -> None: ...
+    def __init__(self, service: _Optional[str] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., streamUid: _Optional[str] = ..., instance: _Optional[int] = ..., ackId: _Optional[int] = ..., role: _Optional[_Union[ServiceRole, str]] = ..., leaderEpoch: _Optional[int] = ..., startOffset: _Optional[int] = ..., stopPosition: _Optional[int] = ..., highWatermark: _Optional[int] = ..., logEndOffset: _Optional[int] = ..., leaseMs: _Optional[int] = ..., node: _Optional[str] = ..., snapshotRequest: _Optional[int] = ..., leads: _Optional[bool] = ..., agreed: _Optional[_Iterable[_Union[AgreedSnapshot, _Mapping]]] = ..., lowestVersion: _Optional[int] = ..., effectNumbers: _Optional[_Union[EffectNumbers, str]] = ..., turn: _Optional[int] = ...) -> None: ...
 
 class ServiceAck(_message.Message):
     __slots__ = ("service", "stream", "partition", "streamUid", "instance", "ackId", "position")
@@ -242,20 +255,22 @@ class PeerSnapshotAnswer(_message.Message):
 class ServiceReport(_message.Message):
     __slots__ = ("node", "stream", "partition", "streamUid", "services")
     class State(_message.Message):
-        __slots__ = ("service", "position", "failing", "snapshots", "version", "life")
+        __slots__ = ("service", "position", "failing", "snapshots", "version", "effectNumbers", "life")
         SERVICE_FIELD_NUMBER: _ClassVar[int]
         POSITION_FIELD_NUMBER: _ClassVar[int]
         FAILING_FIELD_NUMBER: _ClassVar[int]
         SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
         VERSION_FIELD_NUMBER: _ClassVar[int]
+        EFFECTNUMBERS_FIELD_NUMBER: _ClassVar[int]
         LIFE_FIELD_NUMBER: _ClassVar[int]
         service: str
         position: int
         failing: bool
         snapshots: _containers.RepeatedCompositeFieldContainer[SnapshotDigest]
         version: int
+        effectNumbers: EffectNumbers
         life: int
-        def __init__(self, service: _Optional[str] = ..., position: _Optional[int] = ..., failing: _Optional[bool] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotDigest, _Mapping]]] = ..., version: _Optional[int] = ..., life: _Optional[int] = ...) -> None: ...
+        def __init__(self, service: _Optional[str] = ..., position: _Optional[int] = ..., failing: _Optional[bool] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotDigest, _Mapping]]] = ..., version: _Optional[int] = ..., effectNumbers: _Optional[_Union[EffectNumbers, str]] = ..., life: _Optional[int] = ...) -> None: ...
     NODE_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import struct
 import time
 import zlib
 from collections import Counter
@@ -193,6 +195,8 @@ class Replay:
     """Number of valid decisions to skip."""
     versions: list[int] = field(default_factory=list)
     """Activated versions."""
+    numberings: int = 0
+    """Number of valid decisions to number effects in another way."""
 
 
 def replay(records: Iterable[Record]) -> Replay:
@@ -225,6 +229,8 @@ class _Replaying:
         self._ids: dict[str, str] = {}
         """Message id of a command with a reply -> its text."""
         self._effect_count = 0
+        self._first_number: int | None = 0
+        """Number of the first effect if effects are counted. None: their numbers follow from their records."""
         self._offers: dict[int, str] = {}
         self.found = Replay(decisions=self._decisions.total())
 
@@ -278,7 +284,12 @@ class _Replaying:
             return True
         if (content := _header(record, SERVICE_VERSION)) is not None:
             service, version, epoch = content.split("/")
-            if service == SERVICE and int(epoch) == record.leader_epoch and int(version) == self._state.version + 1:
+            is_valid = service == SERVICE and int(epoch) == record.leader_epoch
+            if not version.isdigit():
+                if is_valid:
+                    self.found.numberings += 1
+                    self._first_number = {"effects-by-record": None, "effects-by-count": 1 << 62}[version]
+            elif is_valid and int(version) == self._state.version + 1:
                 self._state.version = int(version)
                 self.found.versions.append(int(version))
                 self.found.outputs.append(self._state.note(f"version {version}"))
@@ -310,12 +321,13 @@ class _Replaying:
         if kind == "copy":
             found.copies.append((name.encode(), output))
         elif kind == "effect":
-            found.effects[self._effect_count] = b"%d %s" % (record.offset, name.encode())
-            found.pending[self._effect_count] = "effect"
-            self._effect_count += 1
+            payload = b"%d %s" % (record.offset, name.encode())
+            number = self._next_number(record, b"pay", payload, is_offer=False)
+            found.effects[number] = payload
+            found.pending[number] = "effect"
         elif kind == "offer":
-            self._offers[self._effect_count] = f"offered {name}"
-            self._effect_count += 1
+            offered = f"offered {name}"
+            self._offers[self._next_number(record, b"", offered.encode(), is_offer=True)] = offered
         elif kind == "timer":
             found.timers[name] = self._now_ns + delay_ms * _NS_PER_MS
         elif kind == "cancel":
@@ -325,6 +337,15 @@ class _Replaying:
             if message_id := _header(record, _MESSAGE_ID):
                 self._ids[message_id] = text
         return True
+
+    def _next_number(self, record: Record, name: bytes, payload: bytes, *, is_offer: bool) -> int:
+        """Return the number of an effect, the only one of its record."""
+        count, self._effect_count = self._effect_count, self._effect_count + 1
+        if self._first_number is not None:
+            return self._first_number + count
+        content = struct.pack("<QIBIIIi", record.leader_epoch, 0, is_offer, 0, len(name), len(payload), -1) + name + payload
+        digest = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
+        return (record.offset % 2**40) * 2**22 + digest % 2**22
 
 
 def wrong_effects(found: Replay, bank: Bank) -> str:

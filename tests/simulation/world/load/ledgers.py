@@ -439,6 +439,7 @@ class Ledgers:
         counters["calls of the bank"] += self.bank.calls.total()
         counters["records that the ledger skips"] += len(found.skipped)
         counters["decisions of the ledger to skip"] += found.decisions
+        counters["decisions of the ledger to number its effects"] += found.numberings
         counters["versions of the ledger"] += len(found.versions)
         counters["copies of the ledger"] += len(found.copies)
         counters["answers of the ledger"] += len(self._answers)
