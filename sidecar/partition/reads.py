@@ -19,14 +19,15 @@ from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.nats.request_guard import RequestGuard
 from sidecar.runtime import clock
 from sidecar.runtime.timers import Timer, Timers
-from sidecar.transport.connection import BusConnection, send_answer
+from sidecar.transport.connection import send_answer
+from sidecar.transport.ports import Bus
 
 
 @dataclass(frozen=True, slots=True)
 class ReadTools:
     """Objects that the read handlers of all partitions of a node share."""
 
-    bus: BusConnection
+    bus: Bus
     subjects: Subjects
     inboxes: InboxRule
     timers: Timers
@@ -50,7 +51,7 @@ class ReadSubjects(ReadSubscriptions):
     __slots__ = (
         "_counters", "_guard", "_inboxes", "_reads", "_timers", "advanced", "mark_changed",
     )  # fmt: skip
-    _bus: BusConnection
+    _bus: Bus
 
     def __init__(self, tools: ReadTools, key: PartitionKey, node_id: str, source: ReplicaSource, folder: str = "") -> None:
         self._inboxes = tools.inboxes

@@ -34,9 +34,9 @@ from liftpy.core.wire.subjects import InboxRule
 from liftpy.errors import LiftError, ProtocolError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.request_guard import RequestGuard
-from sidecar.metadata.clock_watch import ClockWatch
 from sidecar.partition.deletions import LATER_S
 from sidecar.partition.metric_sums import NodeCounts
+from sidecar.partition.ports import WallClock
 from sidecar.partition.reads import ReadSubjects
 from sidecar.partition.services import PartitionServices
 from sidecar.partition.worker import NodeTools, PartitionWorker, open_worker
@@ -45,7 +45,8 @@ from sidecar.runtime.logs import WarningLogRateLimit
 from sidecar.runtime.memory import GarbageCollection
 from sidecar.runtime.tasks import CooperativeQueue, spawn, start_attended
 from sidecar.runtime.timers import Timer
-from sidecar.transport.connection import BusConnection, send_answer
+from sidecar.transport.connection import send_answer
+from sidecar.transport.ports import Bus
 
 logger = logging.getLogger("liftpy.partitions")
 _seldom = WarningLogRateLimit()
@@ -103,7 +104,7 @@ class Partitions:
         return iter(list(self._workers.values()))
 
     @property
-    def clocks(self) -> ClockWatch:
+    def clocks(self) -> WallClock:
         """Comparison of this node's clock with those of other nodes. The ages of records are based on it."""
         return self._node.clocks
 
@@ -504,7 +505,7 @@ class NotifyHandler:
 
     def __init__(
         self,
-        bus: BusConnection,
+        bus: Bus,
         subject: str,
         inboxes: InboxRule,
         partitions: Partitions,
