@@ -55,6 +55,8 @@ class Housekeeping:
         self._compacting: PartitionWorker | None = None
         """Partition whose log is compacted now. None: no compaction runs."""
         self._compacting_since_s = 0.0
+        self._cleaning = asyncio.Lock()
+        """Held while the logs are compacted. ``run_once`` and the periodic task take turns."""
         self._checkpointed: dict[PartitionWorker, int] = {}
         """Partition -> HW of its last checkpoint that is stored. A failed checkpoint is repeated, although the HW has not changed."""
 
@@ -81,6 +83,17 @@ class Housekeeping:
         while True:
             await asyncio.sleep(RETENTION_EVERY_S)
             await self._clean()
+
+    async def run_once(self) -> None:
+        """Do all periodic work now, and compact each log that has anything to compact.
+
+        Return when the work is complete: records whose deletion waits for a state file are deleted, too.
+        """
+        await self._checkpoints()
+        await self._retention()
+        while any(worker.states.is_deletion_waiting for worker in self._partitions):
+            await asyncio.sleep(0)
+        await self._clean(0.0)
 
     def _check_space(self) -> bool:
         """Check the free space of the disk. If a full disk has stopped partitions and now has space, restart the node.
@@ -138,8 +151,12 @@ class Housekeeping:
         is_in_use = worker is self._compacting and time.monotonic() - self._compacting_since_s < RETENTION_WAIT_S
         return worker.log.may_give_up and not (is_in_use and worker.log.config.max_per_subject and not worker.log.closed)
 
-    async def _clean(self) -> None:
-        """Compact the logs, and delete quarantined files."""
+    async def _clean(self, min_dirty_ratio: float = _COMPACT_FROM_DIRTY_RATIO) -> None:
+        """Compact the logs, and delete quarantined files. ``min_dirty_ratio``: minimum share of new bytes of a log."""
+        async with self._cleaning:
+            await self._clean_all(min_dirty_ratio)
+
+    async def _clean_all(self, min_dirty_ratio: float) -> None:
         for number, worker in enumerate(self._partitions):
             if worker.has_ended or worker.flusher.stalls or worker.log.closed or worker.storage_failed:
                 continue
@@ -148,7 +165,7 @@ class Housekeeping:
                     worker.apply_retention(self._partitions.clocks.time_of_age_ns())
                 self._compacting, self._compacting_since_s = worker, time.monotonic()
                 try:
-                    await self._compact(worker)
+                    await self._compact(worker, min_dirty_ratio)
                 finally:
                     self._compacting = None
                 if worker.has_ended:
@@ -160,12 +177,10 @@ class Housekeeping:
             if number % _AT_ONCE == _AT_ONCE - 1:
                 await asyncio.sleep(0)
 
-    async def _compact(self, worker: PartitionWorker) -> None:
+    async def _compact(self, worker: PartitionWorker, min_dirty_ratio: float) -> None:
         """Run one compaction of the log of ``worker`` in a thread of its own. A stop of the node does not wait for it."""
         try:
-            compaction = worker.log.begin_compaction(
-                self._partitions.clocks.time_of_age_ns(), min_dirty_ratio=_COMPACT_FROM_DIRTY_RATIO
-            )
+            compaction = worker.log.begin_compaction(self._partitions.clocks.time_of_age_ns(), min_dirty_ratio=min_dirty_ratio)
             if compaction is None:
                 return
             await _in_daemon_thread(compaction.run)

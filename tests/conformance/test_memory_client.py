@@ -9,7 +9,6 @@ import re
 import threading
 from functools import partial
 from itertools import count
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,15 +17,11 @@ from opentelemetry.sdk.trace import TracerProvider
 from liftpy.client import Client, ReadOptions
 from liftpy.client.placement_plans import PlacementOptions
 from liftpy.config import ReplicationConfig, StreamConfig
-from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.replication.events import LeaseChanged
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2
-from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError, LiftError, NotFoundError, OffsetOutOfRangeError, PublishRejectedError
 from liftpy.service import Record, Service
 from liftpy.testing.memory import memory_cluster
-from liftpy.testing.memory.node import MemoryNode
 from tests.conformance import client_cases, group_cases
 from tests.conformance.client_cases import CASES, Case, Place
 from tests.conformance.group_cases import GROUP_CASES
@@ -223,7 +218,7 @@ async def test_memory_cluster_node_returns_to_the_isr_after_the_log_start_has_mo
 
 
 async def test_memory_cluster_delete_records_request_frees_the_segments_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("liftpy.testing.memory.cluster._HOUSE_EVERY_TICKS", 10**9)
+    monkeypatch.setattr("sidecar.partition.housekeeping.RETENTION_EVERY_S", 10.0**9)
     async with memory_cluster() as cluster, cluster.client() as client, asyncio.timeout(30):
         await client.create_stream("orders", "shop.orders", config=StreamConfig(segment_bytes=4096))
         for _ in range(30):
@@ -231,7 +226,7 @@ async def test_memory_cluster_delete_records_request_frees_the_segments_at_once(
         assert await client.admin.truncate_before("orders", 0, 20) == 20
         sizes = [0]
         while not sizes[0] or max(sizes) > 10_000:  # of the oldest of four segments nothing is left
-            sizes = [r.log.size_bytes for node in cluster._nodes.values() for r in node.replicas.values()]
+            sizes = [r.log.size_bytes for node in cluster._nodes.values() for r in node.process.partitions]
             await asyncio.sleep(0.01)
 
 
@@ -408,25 +403,3 @@ async def test_group_assignment_too_large_for_one_request_is_rejected_with_the_m
         with pytest.raises(ConfigError, match="add_partitions"):
             await client.admin.add_partitions("s", placement=PlacementOptions(assignment=assignment[1:]))
         assert len((await client.stream("s")).partitions) == 1
-
-
-def test_memory_node_with_an_early_lease_timer_sets_the_timer_again() -> None:
-    """Otherwise its leaders stay in phase READY without a lease."""
-    events: list[Any] = []
-    timers: list[Any] = []
-    loop: Any = SimpleNamespace(call_at=lambda at_s, call: timers.append(call) or SimpleNamespace(cancel=str))
-    node: Any = MemoryNode("n1", loop, SimpleNamespace(), Subjects(), ReplicationConfig(), {}, {})
-    node.now_ns = lambda: now_ns
-    now_ns = 10**9
-    registered = SimpleNamespace(node=SimpleNamespace(incarnation=1))
-    node.start(SimpleNamespace(apply=lambda request: registered, image=ClusterImage(), changed_index=0))
-    node.replicas[0] = SimpleNamespace(feed=events.append)
-    node.beat()
-    events.clear()
-    end_ns = node.lease.until_ns(now_ns)
-    now_ns = end_ns - 1
-    timers.pop()()
-    assert (events, len(timers)) == ([], 1)
-    now_ns = end_ns
-    timers.pop()()
-    assert (events, timers) == ([LeaseChanged()], [])
