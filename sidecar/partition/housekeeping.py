@@ -38,6 +38,9 @@ SPACE_AGAIN_SHARE = 0.05
 ``SPACE_AGAIN_BYTES`` is enough, too.
 """
 _TRIES_AGAIN_EVERY_S = 60.0
+STATE_FILE_WAIT_S = 1.0
+"""Maximum time that ``run_once`` waits for state files, in seconds. A log that is not read completely yet has none."""
+_STATE_FILE_POLL_S = 0.001
 RETENTION_WAIT_S = 600.0
 """Maximum time that retention waits for the compaction of a log with ``max_per_subject``. Retention then makes the run vain."""
 
@@ -87,12 +90,13 @@ class Housekeeping:
     async def run_once(self) -> None:
         """Do all periodic work now, and compact each log that has anything to compact.
 
-        Return when the work is complete: records whose deletion waits for a state file are deleted, too.
+        The deletion of records may wait for a state file. The call waits for it at most ``STATE_FILE_WAIT_S`` seconds.
         """
         await self._checkpoints()
         await self._retention()
-        while any(worker.states.is_deletion_waiting for worker in self._partitions):
-            await asyncio.sleep(0)
+        ends_s = time.monotonic() + STATE_FILE_WAIT_S
+        while any(worker.states.is_deletion_waiting for worker in self._partitions) and time.monotonic() < ends_s:
+            await asyncio.sleep(_STATE_FILE_POLL_S)
         await self._clean(0.0)
 
     def _check_space(self) -> bool:

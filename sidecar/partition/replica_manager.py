@@ -60,10 +60,13 @@ _OPENED_AT_ONCE = 32
 class Partitions:
     """All partitions of a node, or of one of its processes.
 
-    ``share``: partitions of this process. ``counts``: sums of their metrics.
+    ``share``: partitions of this process. ``counts``: sums of their metrics. ``garbage``: runs the garbage collector of the
+    process. None: one with the default limits.
     """
 
-    def __init__(self, node: NodeTools, counts: NodeCounts, share: WorkerShare = WHOLE) -> None:
+    def __init__(
+        self, node: NodeTools, counts: NodeCounts, share: WorkerShare = WHOLE, garbage: GarbageCollection | None = None
+    ) -> None:
         self._node = node
         self._share = share
         self._node_id = node.settings.node_id
@@ -89,7 +92,7 @@ class Partitions:
         self._departed = DepartedPartitions(node.settings.node_id)
         self._leading: dict[PartitionKey, PartitionWorker] = {}
         self._data_path_is_up = True
-        self._garbage = GarbageCollection()
+        self._garbage = garbage or GarbageCollection()
         self.counts = counts
         self._stopping = False
         self._all_clean = True

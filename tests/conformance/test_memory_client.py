@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from liftpy.client import Client, ReadOptions
 from liftpy.client.placement_plans import PlacementOptions
 from liftpy.config import ReplicationConfig, StreamConfig
+from liftpy.core.replication.replica import Replica
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2
 from liftpy.errors import ConfigError, LiftError, NotFoundError, OffsetOutOfRangeError, PublishRejectedError
@@ -403,3 +404,37 @@ async def test_group_assignment_too_large_for_one_request_is_rejected_with_the_m
         with pytest.raises(ConfigError, match="add_partitions"):
             await client.admin.add_partitions("s", placement=PlacementOptions(assignment=assignment[1:]))
         assert len((await client.stream("s")).partitions) == 1
+
+
+async def test_memory_node_with_a_damaged_log_restarts_and_has_all_records_again() -> None:
+    config = StreamConfig(segment_bytes=4096, compaction=True)
+    async with memory_cluster() as cluster, cluster.client() as client, asyncio.timeout(60):
+        stream = await client.create_stream("orders", "shop.orders", config=config)
+        for number in range(30):
+            await client.publish("orders", bytes(400), key=b"%d" % number)
+        damaged = cluster._nodes[cluster.leader("orders")]
+        before, files = damaged.incarnation, damaged.storages[stream.key(0)].files
+        files[next(name for name in files if name.endswith(".log"))].data[1000] ^= 0xFF
+        cluster.keep_house()
+        while damaged.incarnation == before or len((await client.stream("orders")).partitions[0].isr) < 3:
+            await asyncio.sleep(0.01)
+        read_there = ReadOptions(node=damaged.node_id)
+        keys = [r.key async for r in client.consume("orders", start="earliest", until="end", options=read_there)]
+        assert keys == [b"%d" % number for number in range(30)]
+
+
+async def test_memory_node_with_an_internal_error_stops_and_another_node_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with memory_cluster() as cluster, cluster.client() as client, asyncio.timeout(60):
+        await client.create_stream("orders", "shop.orders")
+        failing, step = cluster.leader("orders"), Replica.step
+
+        def fail_there(self: Replica, event: Any, now_ns: int) -> Any:
+            if self.node_id == failing:
+                raise ValueError("planted")
+            return step(self, event, now_ns)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Replica, "step", fail_there)
+            await client.publish("orders", b"one")
+        assert failing not in cluster.running
+        assert await _values(client, "orders", until="end") == [b"one"]

@@ -25,8 +25,8 @@ records count as on disk. ``tests/conformance/test_ordering_contract.py`` checks
 Offsets are inclusive, except names with ``end_offset`` (exclusive). ``token`` is a handle of the shell from an event.
 
 A shell has one method per effect (``method_name``). ``liftpy.core.partition.shell.PartitionShell`` changes the log and the
-publishers. Three classes add a network and timers: ``sidecar.partition.worker.PartitionWorker``,
-``tests.simulation.replica.sim_replica.SimReplica`` and ``liftpy.testing.memory.node.MemoryReplica``.
+publishers. Two classes add a network and timers: ``sidecar.partition.worker.PartitionWorker`` and
+``tests.simulation.replica.sim_replica.SimReplica``.
 """
 
 from __future__ import annotations

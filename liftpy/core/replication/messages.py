@@ -2,7 +2,7 @@
 receiver.
 
 The three have equal field names. So a new field needs a number in ``replication.proto``, a field of the effect and a
-field of the event. The codecs in this module convert to and from frames. The simulator and the in-memory cluster call
+field of the event. The codecs in this module convert to and from frames. The simulator calls
 ``received_from`` instead.
 
 A frame also names the partition and the request, for the checks in ``liftpy/core/wire/frames.py``. The codecs handle

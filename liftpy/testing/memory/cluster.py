@@ -162,7 +162,7 @@ class MemoryCluster:
             self._server.is_up = False
             self._server.cut_all()
         for node in self._nodes.values():
-            node.kill()
+            node.close()
         self._nodes.clear()
         self._group = None
 

@@ -51,6 +51,7 @@ from sidecar.partition.replica_manager import NotifyHandler, Partitions
 from sidecar.partition.replication import AnswerRouter, Notifications
 from sidecar.partition.worker import NodeTools
 from sidecar.runtime import clock
+from sidecar.runtime.memory import GarbageCollection
 from sidecar.runtime.restarts import RunningNode
 from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.tasks import spawn
@@ -64,7 +65,7 @@ _ACK_IDS_PER_INCARNATION = 1 << 32
 class MemoryNode:
     """One node of an in-memory cluster.
 
-    ``others``: all nodes by id, including this one. ``image_of_cluster`` of the group is shown with ``image_changed``.
+    ``others``: all nodes by id, including this one. It runs on the event loop of the cluster.
     """
 
     def __init__(
@@ -97,24 +98,33 @@ class MemoryNode:
         """True if the node runs."""
         return self.process is not None
 
-    def start(self, group: MemoryGroup) -> None:
-        """Register the node in the metadata group, and open the partitions of the metadata image."""
+    def start(self, group: MemoryGroup, *, is_damaged: bool = False) -> None:
+        """Register the node in the metadata group, and open the partitions of the metadata image.
+
+        ``is_damaged``: True if a log may lack acknowledged records. Then all replicas of the node leave their ISRs first.
+        """
         self._starts = self._starts.next(self._starts.starts + 1)
-        register = pb.RegisterNode(nodeId=self.node_id, previousIncarnation=self.incarnation, flushedAlways=True)
+        register = pb.RegisterNode(nodeId=self.node_id, previousIncarnation=self.incarnation, flushedAlways=not is_damaged)
         SUPPORTED_LEVELS.write_to(register)
         self._starts.write_to(register)
+        previous = PreviousProcess(self.incarnation, clean_stop=False, flushed_always=not is_damaged)
         self.incarnation = group.apply(pb.ControlRequest(registerNode=register)).node.incarnation
         self._starts = self._starts.after_registration()
-        self.process = NodeProcess(self, group)
+        self.process = NodeProcess(self, group, previous)
         self.process.image_changed(group.image)
 
     def kill(self) -> None:
         """End the process of the node at once, as SIGKILL does. Its written data remains."""
+        if self.process is not None:
+            self.close()
+            self.storages = {key: storage.crash(power=False) for key, storage in self.storages.items()}
+            self.promises = self.promises.crash(power=False)
+
+    def close(self) -> None:
+        """End the process of the node at once. Do not start the node again."""
         process, self.process = self.process, None
         if process is not None:
             process.die()
-            self.storages = {key: storage.crash(power=False) for key, storage in self.storages.items()}
-            self.promises = self.promises.crash(power=False)
 
     def image_changed(self, image: ClusterImage) -> None:
         """Apply a new metadata image: stop removed partitions, open new ones, update the others."""
@@ -135,9 +145,10 @@ class MemoryNode:
 class NodeProcess(RunningNode):
     """One process of a node, until ``die``. It runs on the event loop of the cluster."""
 
-    def __init__(self, node: MemoryNode, group: MemoryGroup) -> None:
+    def __init__(self, node: MemoryNode, group: MemoryGroup, previous: PreviousProcess) -> None:
         self._node = node
         self._group = group
+        self._previous = previous
         self.incarnation = node.incarnation
         self.counters: Counter[str] = Counter()
         self.connection = NodeConnection(node.bus, node.loop, f"{node.subjects.inbox(node.node_id)}.{self.incarnation:x}")
@@ -145,7 +156,7 @@ class NodeProcess(RunningNode):
         self._counts = NodeCounts(StreamLabels())
         self._timers, self._drops = Timers(node.loop), Drops()
         tools = self._tools = self._make_tools()
-        self.partitions = Partitions(tools, self._counts)
+        self.partitions = Partitions(tools, self._counts, garbage=_NoGarbageCollection())
         NotifyHandler(
             self.connection,
             node.subjects.notify(node.node_id),
@@ -200,7 +211,7 @@ class NodeProcess(RunningNode):
             transfers=LeadershipTransfers(connection),
             folder=_Folders(node),
             deletions=Deletions(group, node_id, decides=lambda: group.decides),
-            previous=PreviousProcess(self.incarnation - 1, clean_stop=False, flushed_always=True),
+            previous=self._previous,
             recovered=RecoveredLogs(),
             promises=Promises(PromiseJournal(node.promises), pool, counters, self.fatal),
         )
@@ -240,7 +251,7 @@ class NodeProcess(RunningNode):
     def _restart(self) -> None:
         if self._node.process is self:
             self._node.kill()
-            self._node.start(self._group)
+            self._node.start(self._group, is_damaged=True)
 
     # ---- the metadata group ------------------------------------------------------------------------------------------------
     def image_changed(self, image: ClusterImage) -> None:
@@ -349,6 +360,16 @@ class _Presence:
         other = self._node.others.get(node_id)
         if other is None or not other.up:
             self._node.loop.call_soon(absent)
+
+
+class _NoGarbageCollection(GarbageCollection):
+    """Leaves the garbage collector alone, because the process belongs to the application."""
+
+    def count_opened(self) -> None:
+        """Do nothing."""
+
+    def count_closed(self) -> None:
+        """Do nothing."""
 
 
 class _InlinePool(Executor):
