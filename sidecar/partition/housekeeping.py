@@ -14,7 +14,7 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
@@ -46,12 +46,23 @@ RETENTION_WAIT_S = 600.0
 
 
 class Housekeeping:
-    """Background task of a node that does the periodic work for all logs. ``close`` ends it."""
+    """Background task of a node that does the periodic work for all logs. ``close`` ends it.
 
-    def __init__(self, partitions: Partitions, checkpoint_every_s: float, folder: Path, repair: Callable[[str], None]) -> None:
+    ``run_slow_work``: runs a compaction to its end, outside the event loop if it may take long.
+    """
+
+    def __init__(
+        self,
+        partitions: Partitions,
+        checkpoint_every_s: float,
+        folder: Path,
+        repair: Callable[[str], None],
+        run_slow_work: Callable[[Callable[[], None]], Awaitable[None]] | None = None,
+    ) -> None:
         self._partitions = partitions
         self._folder = folder
         self._repair = repair
+        self._run_slow_work = run_slow_work or _in_daemon_thread
         self._started = time.monotonic()
         self._checkpoint_every_s = checkpoint_every_s
         self._tasks: list[asyncio.Task[None]] = []
@@ -176,7 +187,7 @@ class Housekeeping:
                     continue
                 worker.report_purged()
             if worker.quarantined_files and self._partitions.has_everything(worker):
-                await _in_daemon_thread(worker.delete_quarantined_files)
+                await self._run_slow_work(worker.delete_quarantined_files)
                 worker.mark_changed()
             if number % _AT_ONCE == _AT_ONCE - 1:
                 await asyncio.sleep(0)
@@ -187,7 +198,7 @@ class Housekeeping:
             compaction = worker.log.begin_compaction(self._partitions.clocks.time_of_age_ns(), min_dirty_ratio=min_dirty_ratio)
             if compaction is None:
                 return
-            await _in_daemon_thread(compaction.run)
+            await self._run_slow_work(compaction.run)
         except LiftError as error:
             _log_failed(worker, error)
             return

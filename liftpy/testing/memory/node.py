@@ -166,7 +166,8 @@ class NodeProcess(RunningNode):
             self.counters,
         )
         interval_s = node.config.hw_checkpoint_interval_s
-        self._housekeeping = Housekeeping(self.partitions, interval_s, Path(f"/memory/{node.node_id}"), self.repair)
+        folder = Path(f"/memory/{node.node_id}")
+        self._housekeeping = Housekeeping(self.partitions, interval_s, folder, self.repair, _run_inline)
         self._housekeeping.start()
 
     def _make_tools(self) -> NodeTools:
@@ -228,7 +229,7 @@ class NodeProcess(RunningNode):
         spawn(self._end(), f"the end of {self._node.node_id}")
 
     async def _end(self) -> None:
-        """Stop what still runs. The node does not see what this changes, because it has copies of the files."""
+        """Stop the tasks and timers that still run. The next process has copies of the files, so it does not see what this changes."""
         tools = self._tools
         await self._housekeeping.close()
         await tools.proposals.close()
@@ -275,7 +276,6 @@ class NodeProcess(RunningNode):
 
     async def keep_house(self) -> None:
         """Do the periodic work for all logs now, and wait until it is complete."""
-        self._counts.changed_partitions.clear()
         await self._housekeeping.run_once()
 
 
@@ -382,6 +382,11 @@ class _InlinePool(Executor):
         except Exception as error:
             done.set_exception(error)
         return done
+
+
+async def _run_inline(work: Callable[[], None]) -> None:
+    """Run ``work`` on the event loop, because ``MemoryStorage`` belongs to one thread."""
+    work()
 
 
 class _InlineFlushes(FlushThread):
