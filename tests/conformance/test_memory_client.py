@@ -22,7 +22,7 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2
 from liftpy.errors import ConfigError, LiftError, NotFoundError, OffsetOutOfRangeError, PublishRejectedError
 from liftpy.service import Record, Service
-from liftpy.testing.memory import memory_cluster
+from liftpy.testing.memory import MemoryCluster, memory_cluster
 from tests.conformance import client_cases, group_cases
 from tests.conformance.client_cases import CASES, Case, Place
 from tests.conformance.group_cases import GROUP_CASES
@@ -45,6 +45,10 @@ TRACED = [
     client_cases.truncated_records_are_an_error_and_no_silent_reset,
     group_cases.what_each_record_yields_goes_into_another_stream_once,
 ]
+
+
+def _nodes_of(cluster: MemoryCluster) -> dict[str, Any]:
+    return cluster._nodes
 
 
 @pytest.mark.parametrize("body", [*CASES, *GROUP_CASES, *QUEUE_CASES, *QUOTA_CASES], ids=lambda body: body.__name__)
@@ -227,7 +231,7 @@ async def test_memory_cluster_delete_records_request_frees_the_segments_at_once(
         assert await client.admin.truncate_before("orders", 0, 20) == 20
         sizes = [0]
         while not sizes[0] or max(sizes) > 10_000:  # of the oldest of four segments nothing is left
-            sizes = [r.log.size_bytes for node in cluster._nodes.values() for r in node.process.partitions]
+            sizes = [r.log.size_bytes for node in _nodes_of(cluster).values() for r in node.process.partitions]
             await asyncio.sleep(0.01)
 
 
@@ -412,7 +416,7 @@ async def test_memory_node_with_a_damaged_log_restarts_and_has_all_records_again
         stream = await client.create_stream("orders", "shop.orders", config=config)
         for number in range(30):
             await client.publish("orders", bytes(400), key=b"%d" % number)
-        damaged = cluster._nodes[cluster.leader("orders")]
+        damaged = _nodes_of(cluster)[cluster.leader("orders")]
         before, files = damaged.incarnation, damaged.storages[stream.key(0)].files
         files[next(name for name in files if name.endswith(".log"))].data[1000] ^= 0xFF
         cluster.keep_house()
