@@ -192,7 +192,7 @@ class Housekeeping:
             if number % _AT_ONCE == _AT_ONCE - 1:
                 await asyncio.sleep(0)
 
-    async def _compact(self, worker: PartitionWorker, min_dirty_ratio: float) -> None:
+    async def _compact(self, worker: PartitionWorker, min_dirty_ratio: float = _COMPACT_FROM_DIRTY_RATIO) -> None:
         """Run one compaction of the log of ``worker`` in a thread of its own. A stop of the node does not wait for it."""
         try:
             compaction = worker.log.begin_compaction(self._partitions.clocks.time_of_age_ns(), min_dirty_ratio=min_dirty_ratio)
