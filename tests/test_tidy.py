@@ -47,7 +47,7 @@ FUNCTION_SIZE_EXCEPTIONS: dict[str, str] = {}
 
 LAYERS = (
     ("sidecar.cli", "sidecar.__main__"),
-    ("sidecar", "liftpy.testing.plugin", "protos"),
+    ("sidecar", "liftpy.testing.plugin", "liftpy.testing.memory", "protos"),
     ("liftpy.spark", "liftpy.service", "liftpy.testing", "pyspark_liftpy"),
     ("liftpy.client", "liftpy.core.groups", "liftpy.core.backup"),
     ("liftpy.nats", "liftpy.core.services", "liftpy.core.observe", "liftpy.core.partition"),

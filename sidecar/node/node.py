@@ -487,7 +487,8 @@ class Node(RunningNode):
         """Create the partitions, and the parts of the node that use them, and start these parts."""
         settings, bus = self.settings, links.replication
         counts = NodeCounts(StreamLabels(settings.metrics_streams))
-        tools = self._node_tools(links, group, folder, previous, promises, counts)
+        clocks = ClockWatch(settings.node_id, bus, self.subjects, group, self.counters)
+        tools = self._node_tools(links, clocks, group, folder, previous, promises, counts)
         self.partitions = Partitions(tools, counts, share=self.share)
         notify, combined = self.subjects.notify(settings.node_id), self._workers.answer_combined_fetches(tools.fetch_combiner)
         answer = combined if not self.share.number else lambda reply, body: None  # the first process answers for all processes
@@ -500,6 +501,8 @@ class Node(RunningNode):
         self._scrub = Scrub(partitions, own, settings.scrub_bytes_per_s, self.counters)
         self.status.reporter = Reporter(
             tools,
+            links,
+            clocks,
             group,
             partitions,
             self._scrub,
@@ -516,6 +519,7 @@ class Node(RunningNode):
     def _node_tools(
         self,
         links: NodeConnections,
+        clocks: ClockWatch,
         group: MetadataGroup,
         folder: DataDirectory,
         previous: PreviousProcess,
@@ -551,7 +555,7 @@ class Node(RunningNode):
             memory_budget=self._memory.room,
             state_memory=NodeStateMemory(times.node_dedup_state_bytes),
             copy_limit=pace_of(times),
-            clocks=ClockWatch(settings.node_id, bus, self.subjects, group, self.counters),
+            clocks=clocks,
             drops=self._drops,
             subjects=self.subjects,
             node_inboxes=self._node_inboxes,

@@ -296,6 +296,11 @@ class StateCheckpoints:
         asyncio.get_running_loop().call_soon(self.checkpoint)  # not while retention has the files for itself
         return False
 
+    @property
+    def is_deletion_waiting(self) -> bool:
+        """True if the deletion of records waits for a state file."""
+        return self._waited or (self.writer.is_wanted and not self._log.closed)
+
     def store_after_deletion(self) -> None:
         """Write a state file if no file covers the deleted records, because a full disk had no room for it before."""
         if self.writer.want(self._log.log_start_offset):

@@ -15,7 +15,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
@@ -45,17 +45,31 @@ _TRIES_AGAIN_EVERY_S = 60.0
 _LONGEST_PAUSE_S = 300.0
 _PAUSE_PER_RUN = 10.0
 """Pause after a failed compaction, as a multiple of its duration, up to ``_LONGEST_PAUSE_S``. A run reads its input first."""
+STATE_FILE_WAIT_S = 1.0
+"""Maximum time that ``run_once`` waits for state files, in seconds. A log that is not read completely yet has none."""
+_STATE_FILE_POLL_S = 0.001
 RETENTION_WAIT_S = 600.0
 """Maximum time that retention waits for the compaction of a log with ``max_per_subject``. Retention then makes the run vain."""
 
 
 class Housekeeping:
-    """Background task of a node that does the periodic work for all logs. ``close`` ends it."""
+    """Background task of a node that does the periodic work for all logs. ``close`` ends it.
 
-    def __init__(self, partitions: Partitions, checkpoint_every_s: float, folder: Path, repair: Callable[[str], None]) -> None:
+    ``run_slow_work``: runs a compaction to its end, outside the event loop if it may take long.
+    """
+
+    def __init__(
+        self,
+        partitions: Partitions,
+        checkpoint_every_s: float,
+        folder: Path,
+        repair: Callable[[str], None],
+        run_slow_work: Callable[[Callable[[], None]], Awaitable[None]] | None = None,
+    ) -> None:
         self._partitions = partitions
         self._folder = folder
         self._repair = repair
+        self._run_slow_work = run_slow_work or _in_daemon_thread
         self._started = time.monotonic()
         self._checkpoint_every_s = checkpoint_every_s
         self._tasks: list[asyncio.Task[None]] = []
@@ -64,6 +78,8 @@ class Housekeeping:
         self._compacting_since_s = 0.0
         self._failed_runs: dict[PartitionWorker, tuple[int, float]] = {}
         """Partition -> number of its consecutive failed compactions, and monotonic time of the next one, in seconds."""
+        self._cleaning = asyncio.Lock()
+        """Held while the logs are compacted. ``run_once`` and the periodic task take turns."""
         self._checkpointed: dict[PartitionWorker, int] = {}
         """Partition -> HW of its last checkpoint that is stored. A failed checkpoint is repeated, although the HW has not changed."""
 
@@ -90,6 +106,18 @@ class Housekeeping:
         while True:
             await asyncio.sleep(RETENTION_EVERY_S)
             await self._clean()
+
+    async def run_once(self) -> None:
+        """Do all periodic work now, and compact each log that has anything to compact.
+
+        The deletion of records may wait for a state file. The call waits for it at most ``STATE_FILE_WAIT_S`` seconds.
+        """
+        await self._checkpoints()
+        await self._retention()
+        ends_s = time.monotonic() + STATE_FILE_WAIT_S
+        while any(worker.states.is_deletion_waiting for worker in self._partitions) and time.monotonic() < ends_s:
+            await asyncio.sleep(_STATE_FILE_POLL_S)
+        await self._clean(0.0)
 
     async def _check_space(self) -> bool:
         """Check the free space of the disk. If a full disk has stopped partitions and now has space, restart the node.
@@ -163,8 +191,12 @@ class Housekeeping:
         is_in_use = worker is self._compacting and time.monotonic() - self._compacting_since_s < RETENTION_WAIT_S
         return worker.log.may_give_up and not (is_in_use and worker.log.config.max_per_subject and not worker.log.closed)
 
-    async def _clean(self) -> None:
-        """Compact the logs, and delete quarantined files."""
+    async def _clean(self, min_dirty_ratio: float = _COMPACT_FROM_DIRTY_RATIO) -> None:
+        """Compact the logs, and delete quarantined files. ``min_dirty_ratio``: minimum share of new bytes of a log."""
+        async with self._cleaning:
+            await self._clean_all(min_dirty_ratio)
+
+    async def _clean_all(self, min_dirty_ratio: float) -> None:
         for number, worker in enumerate(self._partitions):
             if worker.has_ended or worker.flusher.stalls or worker.log.closed or worker.storage_failed:
                 continue
@@ -173,28 +205,26 @@ class Housekeeping:
                     worker.apply_retention(self._partitions.clocks.time_of_age_ns())
                 self._compacting, self._compacting_since_s = worker, time.monotonic()
                 try:
-                    await self._compact(worker)
+                    await self._compact(worker, min_dirty_ratio)
                 finally:
                     self._compacting = None
                 if worker.has_ended:
                     continue
                 worker.report_purged()
             if worker.quarantined_files and self._partitions.has_everything(worker):
-                await _in_daemon_thread(worker.delete_quarantined_files)
+                await self._run_slow_work(worker.delete_quarantined_files)
                 worker.mark_changed()
             if number % _AT_ONCE == _AT_ONCE - 1:
                 await asyncio.sleep(0)
 
-    async def _compact(self, worker: PartitionWorker) -> None:
+    async def _compact(self, worker: PartitionWorker, min_dirty_ratio: float = _COMPACT_FROM_DIRTY_RATIO) -> None:
         """Run one compaction of the log of ``worker`` in a thread of its own. A stop of the node does not wait for it."""
         began_s = time.monotonic()
         try:
-            compaction = worker.log.begin_compaction(
-                self._partitions.clocks.time_of_age_ns(), min_dirty_ratio=_COMPACT_FROM_DIRTY_RATIO
-            )
+            compaction = worker.log.begin_compaction(self._partitions.clocks.time_of_age_ns(), min_dirty_ratio=min_dirty_ratio)
             if compaction is None:
                 return
-            await _in_daemon_thread(compaction.run)
+            await self._run_slow_work(compaction.run)
         except LiftError as error:
             self._run_failed(worker, error, began_s)
             return

@@ -18,7 +18,7 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.partition.shell import PartitionShell
 from liftpy.nats.cancellation import end_tasks
 from sidecar.runtime.tasks import spawn
-from sidecar.transport.connections import NodeConnections
+from sidecar.transport.ports import Links
 
 logger = logging.getLogger("liftpy.partitions")
 
@@ -32,7 +32,7 @@ _BACK_AFTER_S = 2.0
 class LeadershipTransfers:
     """Prepares the transfers of the leaderships of this process. At most one transfer per partition is in progress."""
 
-    def __init__(self, links: NodeConnections) -> None:
+    def __init__(self, links: Links) -> None:
         self._links = links
         self.tasks: dict[PartitionKey, asyncio.Task[None]] = {}
         """Partition -> task of its transfer, until the leader has transferred it or accepts publishes again."""

@@ -12,21 +12,23 @@ from dataclasses import dataclass, field
 
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.instruments import Instruments
-from liftpy.core.partition.reads import Chunks, PartitionFiles, ReadBudget, Reads, ReadSubscriptions, ReplicaSource
+from liftpy.core.partition.reads import Chunks, PartitionFiles, ReadBudget, Reads, ReplicaSource
+from liftpy.core.publish.ports import Subscription
 from liftpy.core.publish.state_transfer import StateServer
 from liftpy.core.wire.decode_errors import REPLY
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.nats.request_guard import RequestGuard
 from sidecar.runtime import clock
 from sidecar.runtime.timers import Timer, Timers
-from sidecar.transport.connection import BusConnection, send_answer
+from sidecar.transport.connection import send_answer
+from sidecar.transport.ports import Bus
 
 
 @dataclass(frozen=True, slots=True)
 class ReadTools:
     """Objects that the read handlers of all partitions of a node share."""
 
-    bus: BusConnection
+    bus: Bus
     subjects: Subjects
     inboxes: InboxRule
     timers: Timers
@@ -41,18 +43,19 @@ class ReadTools:
 _Asker = str | asyncio.Future[bytes]
 
 
-class ReadSubjects(ReadSubscriptions):
+class ReadSubjects:
     """Receives the read requests for one partition on one node, and sends the answers (implements ``ReadShell``).
 
     The reply subject of a request identifies the reader.
     """
 
     __slots__ = (
-        "_counters", "_guard", "_inboxes", "_reads", "_timers", "advanced", "mark_changed",
+        "_bus", "_counters", "_guard", "_handler", "_inboxes", "_own", "_reads", "_shared", "_shared_subject", "_timers",
+        "advanced", "mark_changed",
     )  # fmt: skip
-    _bus: BusConnection
 
     def __init__(self, tools: ReadTools, key: PartitionKey, node_id: str, source: ReplicaSource, folder: str = "") -> None:
+        self._bus = tools.bus
         self._inboxes = tools.inboxes
         self._timers = tools.timers
         self._counters = tools.counters
@@ -63,11 +66,31 @@ class ReadSubjects(ReadSubscriptions):
         self._guard = RequestGuard("read", tools.counters, self._reject)
         self.mark_changed: Callable[[], None] = lambda: None
         """Callback after the number of waiting readers or of sent records may have changed."""
-        super().__init__(tools.bus, tools.subjects, key, node_id, self._guard.handler(self._request_arrived))
+        self._handler = self._guard.handler(self._request_arrived)
+        self._own = self._bus.listen(tools.subjects.read_from(key.stream, key.partition, node_id), self._handler)
+        self._shared: Subscription | None = None
+        """Subscription to the subject that all in-sync replicas share. None: the replica does not answer there."""
+        self._shared_subject = tools.subjects.read(key.stream, key.partition)
 
     def set_state_server(self, state_server: StateServer) -> None:
         """Set ``state_server``, which returns the state of producers and message ids. Backups request it with a read."""
         self._reads.give_state = state_server.read_piece_below
+
+    @property
+    def max_payload(self) -> int:
+        """Maximum size of a message that the NATS server accepts now, in bytes."""
+        return self._bus.max_payload
+
+    def share(self, wanted: bool) -> None:
+        """Join the queue group of the replicas that answer reads of this partition if ``wanted`` is True.
+
+        Otherwise leave it.
+        """
+        if wanted and self._shared is None:
+            self._shared = self._bus.listen(self._shared_subject, self._handler, self._shared_subject)
+        elif not wanted and self._shared is not None:
+            self._shared.close()
+            self._shared = None
 
     @property
     def record_count(self) -> int:
@@ -87,7 +110,8 @@ class ReadSubjects(ReadSubscriptions):
 
     def close(self) -> None:
         """Unsubscribe. Reject all waiting requests, because the node removes this replica."""
-        super().close()
+        self.share(False)
+        self._own.close()
         self._reads.close()
 
     async def answer_local_read(self, payload: bytes) -> bytes:

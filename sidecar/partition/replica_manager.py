@@ -34,9 +34,9 @@ from liftpy.core.wire.subjects import InboxRule
 from liftpy.errors import LiftError, ProtocolError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.request_guard import RequestGuard
-from sidecar.metadata.clock_watch import ClockWatch
 from sidecar.partition.deletions import LATER_S
 from sidecar.partition.metric_sums import NodeCounts
+from sidecar.partition.ports import WallClock
 from sidecar.partition.reads import ReadSubjects
 from sidecar.partition.services import PartitionServices
 from sidecar.partition.worker import NodeTools, PartitionWorker, open_worker
@@ -45,7 +45,8 @@ from sidecar.runtime.logs import WarningLogRateLimit
 from sidecar.runtime.memory import GarbageCollection
 from sidecar.runtime.tasks import CooperativeQueue, spawn, start_attended
 from sidecar.runtime.timers import Timer
-from sidecar.transport.connection import BusConnection, send_answer
+from sidecar.transport.connection import send_answer
+from sidecar.transport.ports import Bus
 
 logger = logging.getLogger("liftpy.partitions")
 _seldom = WarningLogRateLimit()
@@ -59,10 +60,13 @@ _OPENED_AT_ONCE = 32
 class Partitions:
     """All partitions of a node, or of one of its processes.
 
-    ``share``: partitions of this process. ``counts``: sums of their metrics.
+    ``share``: partitions of this process. ``counts``: sums of their metrics. ``garbage``: runs the garbage collector of the
+    process. None: one with the default limits.
     """
 
-    def __init__(self, node: NodeTools, counts: NodeCounts, share: WorkerShare = WHOLE) -> None:
+    def __init__(
+        self, node: NodeTools, counts: NodeCounts, share: WorkerShare = WHOLE, garbage: GarbageCollection | None = None
+    ) -> None:
         self._node = node
         self._share = share
         self._node_id = node.settings.node_id
@@ -88,7 +92,7 @@ class Partitions:
         self._departed = DepartedPartitions(node.settings.node_id)
         self._leading: dict[PartitionKey, PartitionWorker] = {}
         self._data_path_is_up = True
-        self._garbage = GarbageCollection()
+        self._garbage = garbage or GarbageCollection()
         self.counts = counts
         self._stopping = False
         self._all_clean = True
@@ -103,7 +107,7 @@ class Partitions:
         return iter(list(self._workers.values()))
 
     @property
-    def clocks(self) -> ClockWatch:
+    def clocks(self) -> WallClock:
         """Comparison of this node's clock with those of other nodes. The ages of records are based on it."""
         return self._node.clocks
 
@@ -504,7 +508,7 @@ class NotifyHandler:
 
     def __init__(
         self,
-        bus: BusConnection,
+        bus: Bus,
         subject: str,
         inboxes: InboxRule,
         partitions: Partitions,

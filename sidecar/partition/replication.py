@@ -17,6 +17,7 @@ from liftpy.core.base.instruments import Instruments
 from liftpy.core.log.log import Log
 from liftpy.core.log.range_reads import Portion, read_portion
 from liftpy.core.partition.shell import FetchedBatches
+from liftpy.core.publish.ports import Subscription
 from liftpy.core.publish.state_transfer import PIECE_BYTES, StateFetcher, StatePiece, StatePieceRequest, StateServer
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events, messages
@@ -34,7 +35,7 @@ from liftpy.errors import DamagedBatchError, LiftError, ProtocolError, StorageEr
 from liftpy.nats.request_guard import RequestGuard
 from sidecar.runtime import clock
 from sidecar.runtime.logs import WarningLogRateLimit
-from sidecar.transport.connection import Buffer, BusConnection, Listener
+from sidecar.transport.ports import Buffer, Bus
 
 logger = logging.getLogger("liftpy.replication")
 
@@ -78,7 +79,7 @@ class ReplicationHandler:
 
     def __init__(
         self,
-        bus: BusConnection,
+        bus: Bus,
         subjects: Subjects,
         key: PartitionKey,
         inboxes: InboxRule,
@@ -95,7 +96,7 @@ class ReplicationHandler:
         self._counters = counters
         self._too_large_offset = -1
         """Offset of the last batch that was too large for a message to a follower that accepts no pieces. -1: none."""
-        self._listeners: list[Listener] = []
+        self._listeners: list[Subscription] = []
         self._tokens: dict[int, ReplyDestination] = {}
         self._parked: dict[str, ReplyDestination] = {}
         """Replica -> its waiting fetch that got an empty answer."""
@@ -548,7 +549,7 @@ class FetchClient:
 class AnswerRouter:
     """Passes the answers to all fetches of a node to the followers that sent them. It has one subscription."""
 
-    def __init__(self, bus: BusConnection) -> None:
+    def __init__(self, bus: Bus) -> None:
         self.bus = bus
         self._slots: dict[bytes, Callable[[int, bytes, bytes], None]] = {}
         self._next_slot = 1
@@ -601,7 +602,7 @@ class AnswerRouter:
 class Notifications:
     """Sends notifications and notices of the leaders on this node to ``<ns>.notify.<node>`` of their followers."""
 
-    def __init__(self, bus: BusConnection, subjects: Subjects) -> None:
+    def __init__(self, bus: Bus, subjects: Subjects) -> None:
         self._bus = bus
         self._subjects = subjects
         self._wake_frames: dict[PartitionKey, bytes] = {}

@@ -43,7 +43,8 @@ from liftpy.nats.request_guard import RequestGuard
 from sidecar.partition.proposals import Proposals
 from sidecar.runtime import clock
 from sidecar.runtime.timers import Timer, Timers
-from sidecar.transport.connection import BusConnection, send_answer
+from sidecar.transport.connection import send_answer
+from sidecar.transport.ports import Bus
 
 logger = logging.getLogger("liftpy.services")
 
@@ -112,7 +113,7 @@ class PartitionServices:
         self,
         partition: PartitionShell,
         *,
-        bus: BusConnection,
+        bus: Bus,
         node_id: str,
         ack_ids: Iterator[int],
         config: ReplicationConfig,
@@ -433,7 +434,7 @@ class ServiceHandler:
 
     def __init__(
         self,
-        bus: BusConnection,
+        bus: Bus,
         subjects: Subjects,
         node_id: str,
         inboxes: InboxRule,

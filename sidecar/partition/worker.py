@@ -59,14 +59,14 @@ from liftpy.core.replication.replica import Replica
 from liftpy.core.replication.role import NodeContext
 from liftpy.core.wire.subjects import InboxRule, Subjects, data_subject
 from liftpy.errors import CorruptionError, InvariantError, LiftError, NoSpaceError, StorageError
-from sidecar.disk.data_folder import LAZY_FLUSH, DataDirectory
+from sidecar.disk.data_folder import LAZY_FLUSH
 from sidecar.disk.flush_thread import FlushThread, NodeFlushTimes
-from sidecar.metadata.clock_watch import ClockWatch
 from sidecar.metadata.identity import PreviousProcess
 from sidecar.partition.combined_fetches import FetchCombiner
 from sidecar.partition.deletions import Deletions
 from sidecar.partition.flushing import Flusher, StateCheckpoints, StateFileMatch, load_state_file, read_state_file
 from sidecar.partition.leadership import LeadershipTransfers
+from sidecar.partition.ports import PartitionFolders, PresenceProbes, WallClock
 from sidecar.partition.promises import Promises
 from sidecar.partition.proposals import Proposals
 from sidecar.partition.reads import ReadSubjects, ReadTools
@@ -80,9 +80,8 @@ from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.tasks import open_in_thread
 from sidecar.runtime.timers import EventTimer, Timer, Timers
 from sidecar.tracing.node_tracing import Tracing
-from sidecar.transport.connections import NodeConnections
 from sidecar.transport.ingest_connection import Drops
-from sidecar.transport.liveness import Probes
+from sidecar.transport.ports import Links
 
 logger = logging.getLogger("liftpy.partition")
 replica_logger = logging.getLogger("liftpy.replica")
@@ -121,20 +120,20 @@ class NodeTools:
     incarnation: int
     ack_ids: Iterator[int]
     """Ids of the orders to services. No process of the node has used an id twice."""
-    links: NodeConnections
+    links: Links
     inflight: NodeInflight
     lease: Lease
     standby_memory: NodeStandbyMemory
     state_memory: NodeStateMemory
     copy_limit: CatchupThrottle
-    clocks: ClockWatch
+    clocks: WallClock
     drops: Drops
     subjects: Subjects
     node_inboxes: InboxRule
     router: AnswerRouter
     notifications: Notifications
     fetch_combiner: FetchCombiner
-    probes: Probes
+    probes: PresenceProbes
     proposals: Proposals
     timers: Timers
     pool: Pool
@@ -151,7 +150,7 @@ class NodeTools:
     process: RunningNode
     """The process that hosts the partitions."""
     transfers: LeadershipTransfers
-    folder: DataDirectory
+    folder: PartitionFolders
     deletions: Deletions
     previous: PreviousProcess
     recovered: RecoveredLogs

@@ -18,12 +18,14 @@ from liftpy.core.replication.replica import ReplicaSnapshot
 from liftpy.core.wire.decode_errors import by_reason
 from liftpy.nats.urls import shown_address
 from sidecar.groups.on_demand import CoordinatorsOnDemand
+from sidecar.metadata.clock_watch import ClockWatch
 from sidecar.metadata.group import MetadataGroup
 from sidecar.partition.replica_manager import Partitions
 from sidecar.partition.scrub import Scrub
 from sidecar.partition.worker import NodeTools, PartitionWorker
 from sidecar.runtime import clock
 from sidecar.transport.connection import BusConnection
+from sidecar.transport.connections import NodeConnections
 
 if TYPE_CHECKING:
     from liftpy.core.groups.lag import GroupLag
@@ -42,6 +44,8 @@ class Reporter:
     def __init__(
         self,
         node: NodeTools,
+        links: NodeConnections,
+        clocks: ClockWatch,
         group: MetadataGroup,
         partitions: Partitions,
         scrub: Scrub,
@@ -50,7 +54,7 @@ class Reporter:
         descriptors: Callable[[], dict[str, int]],
     ) -> None:
         self._node = node
-        self.settings, self.incarnation, self.links = node.settings, node.incarnation, node.links
+        self.settings, self.incarnation, self.links, self._clocks = node.settings, node.incarnation, links, clocks
         self.instruments, self.inflight, self.room = node.instruments, node.inflight, node.memory_budget
         self.read_budget, self.flush_place = node.reads.budget, node.flush_runner.place
         self.group = group
@@ -136,7 +140,7 @@ class Reporter:
 
     def clock(self) -> dict[str, Any]:
         """Return the state of the wall clock: its difference from other nodes in s, and why it is not trusted ('': it is)."""
-        trust = self._node.clocks.check()
+        trust = self._clocks.check()
         return {"skew_s": round(trust.skew_ns / 1e9, 3), "doubt": trust.why}
 
     def coordinators(self) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ from nats.aio.client import Client
 from liftpy.config import NS_PER_S
 from liftpy.core.base.rate_limits import LogRateLimit
 from liftpy.core.publish.acks import AckResendBuffer
-from liftpy.core.publish.ports import PublishRejector
+from liftpy.core.publish.ports import PublishRejector, Subscription
 from liftpy.core.replication.lease import missed_by_all_nodes
 from liftpy.core.wire.subjects import Allows, Subjects, reply_to
 from liftpy.errors import ConfigError
@@ -38,6 +38,7 @@ from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.tasks import report_failure, spawn
 from sidecar.transport.credentials import Keys
 from sidecar.transport.parser import Sink, SinkParser
+from sidecar.transport.ports import Buffer, Bus
 
 logger = logging.getLogger("liftpy.nats")
 
@@ -66,7 +67,6 @@ A larger message is written at once, after the waiting ones.
 """
 AT_ONCE = 8
 """Number of writes per turn that are not delayed. They are on the path of a record: answers to followers, then an ack."""
-Buffer = bytes | bytearray | memoryview
 
 
 def check_nats_py() -> None:
@@ -173,7 +173,7 @@ class BusConnection(StrictConnection):
         self._after_read: list[Callable[[], None]] = []
         """Callbacks to run after the data of one read is parsed."""
         self._on_change: list[Callable[[bool], None]] = []
-        self._retiring_listeners: list[Listener] = []
+        self._retiring_listeners: list[Subscription] = []
         self._retire_task: asyncio.Task[None] | None = None
         self._subscribe_callbacks: list[Callable[[], None]] = []
         self._confirm_task: asyncio.Task[None] | None = None
@@ -365,7 +365,7 @@ class BusConnection(StrictConnection):
                 exc_info=error,
             )
 
-    def retire(self, listeners: Sequence[Listener]) -> None:
+    def retire(self, listeners: Sequence[Subscription]) -> None:
         """Unsubscribe ``listeners``. Close them when no message for them can arrive any more.
 
         Until then their sinks get messages.
@@ -498,7 +498,7 @@ class BusConnection(StrictConnection):
 
 
 def send_answer(
-    bus: BusConnection,
+    bus: Bus,
     rules: Sequence[Allows],
     counters: Counter[str],
     reply: bytes | str,

@@ -9,7 +9,6 @@ import re
 import threading
 from functools import partial
 from itertools import count
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,15 +17,12 @@ from opentelemetry.sdk.trace import TracerProvider
 from liftpy.client import Client, ReadOptions
 from liftpy.client.placement_plans import PlacementOptions
 from liftpy.config import ReplicationConfig, StreamConfig
-from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.replication.events import LeaseChanged
+from liftpy.core.replication.replica import Replica
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2
-from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError, LiftError, NotFoundError, OffsetOutOfRangeError, PublishRejectedError
 from liftpy.service import Record, Service
-from liftpy.testing.memory import memory_cluster
-from liftpy.testing.memory.node import MemoryNode
+from liftpy.testing.memory import MemoryCluster, memory_cluster
 from tests.conformance import client_cases, group_cases
 from tests.conformance.client_cases import CASES, Case, Place
 from tests.conformance.group_cases import GROUP_CASES
@@ -49,6 +45,10 @@ TRACED = [
     client_cases.truncated_records_are_an_error_and_no_silent_reset,
     group_cases.what_each_record_yields_goes_into_another_stream_once,
 ]
+
+
+def _nodes_of(cluster: MemoryCluster) -> dict[str, Any]:
+    return cluster._nodes
 
 
 @pytest.mark.parametrize("body", [*CASES, *GROUP_CASES, *QUEUE_CASES, *QUOTA_CASES], ids=lambda body: body.__name__)
@@ -223,7 +223,7 @@ async def test_memory_cluster_node_returns_to_the_isr_after_the_log_start_has_mo
 
 
 async def test_memory_cluster_delete_records_request_frees_the_segments_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("liftpy.testing.memory.cluster._HOUSE_EVERY_TICKS", 10**9)
+    monkeypatch.setattr("sidecar.partition.housekeeping.RETENTION_EVERY_S", 10.0**9)
     async with memory_cluster() as cluster, cluster.client() as client, asyncio.timeout(30):
         await client.create_stream("orders", "shop.orders", config=StreamConfig(segment_bytes=4096))
         for _ in range(30):
@@ -231,7 +231,7 @@ async def test_memory_cluster_delete_records_request_frees_the_segments_at_once(
         assert await client.admin.truncate_before("orders", 0, 20) == 20
         sizes = [0]
         while not sizes[0] or max(sizes) > 10_000:  # of the oldest of four segments nothing is left
-            sizes = [r.log.size_bytes for node in cluster._nodes.values() for r in node.replicas.values()]
+            sizes = [r.log.size_bytes for node in _nodes_of(cluster).values() for r in node.process.partitions]
             await asyncio.sleep(0.01)
 
 
@@ -410,23 +410,35 @@ async def test_group_assignment_too_large_for_one_request_is_rejected_with_the_m
         assert len((await client.stream("s")).partitions) == 1
 
 
-def test_memory_node_with_an_early_lease_timer_sets_the_timer_again() -> None:
-    """Otherwise its leaders stay in phase READY without a lease."""
-    events: list[Any] = []
-    timers: list[Any] = []
-    loop: Any = SimpleNamespace(call_at=lambda at_s, call: timers.append(call) or SimpleNamespace(cancel=str))
-    node: Any = MemoryNode("n1", loop, SimpleNamespace(), Subjects(), ReplicationConfig(), {}, {})
-    node.now_ns = lambda: now_ns
-    now_ns = 10**9
-    registered = SimpleNamespace(node=SimpleNamespace(incarnation=1))
-    node.start(SimpleNamespace(apply=lambda request: registered, image=ClusterImage(), changed_index=0))
-    node.replicas[0] = SimpleNamespace(feed=events.append)
-    node.beat()
-    events.clear()
-    end_ns = node.lease.until_ns(now_ns)
-    now_ns = end_ns - 1
-    timers.pop()()
-    assert (events, len(timers)) == ([], 1)
-    now_ns = end_ns
-    timers.pop()()
-    assert (events, timers) == ([LeaseChanged()], [])
+async def test_memory_node_with_a_damaged_log_restarts_and_has_all_records_again() -> None:
+    config = StreamConfig(segment_bytes=4096, compaction=True)
+    async with memory_cluster() as cluster, cluster.client() as client, asyncio.timeout(60):
+        stream = await client.create_stream("orders", "shop.orders", config=config)
+        for number in range(30):
+            await client.publish("orders", bytes(400), key=b"%d" % number)
+        damaged = _nodes_of(cluster)[cluster.leader("orders")]
+        before, files = damaged.incarnation, damaged.storages[stream.key(0)].files
+        files[next(name for name in files if name.endswith(".log"))].data[1000] ^= 0xFF
+        cluster.keep_house()
+        while damaged.incarnation == before or len((await client.stream("orders")).partitions[0].isr) < 3:
+            await asyncio.sleep(0.01)
+        read_there = ReadOptions(node=damaged.node_id)
+        keys = [r.key async for r in client.consume("orders", start="earliest", until="end", options=read_there)]
+        assert keys == [b"%d" % number for number in range(30)]
+
+
+async def test_memory_node_with_an_internal_error_stops_and_another_node_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with memory_cluster() as cluster, cluster.client() as client, asyncio.timeout(60):
+        await client.create_stream("orders", "shop.orders")
+        failing, step = cluster.leader("orders"), Replica.step
+
+        def fail_there(self: Replica, event: Any, now_ns: int) -> Any:
+            if self.node_id == failing:
+                raise ValueError("planted")
+            return step(self, event, now_ns)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Replica, "step", fail_there)
+            await client.publish("orders", b"one")
+        assert failing not in cluster.running
+        assert await _values(client, "orders", until="end") == [b"one"]

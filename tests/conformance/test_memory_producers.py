@@ -98,7 +98,7 @@ def lose_logs_and_lead_again(cluster: MemoryCluster) -> None:
     """The only node dies, and comes back with its identity and without its logs."""
     (node,) = cluster.nodes
     cluster.kill(node)
-    cluster._call(cluster._nodes[node]._storages.clear)
+    cluster._call(cluster._nodes[node].storages.clear)
     cluster.heal()
     cluster.leader("s")
 

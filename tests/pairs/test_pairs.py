@@ -10,8 +10,9 @@ import pytest
 from liftpy.client.cursor import Cursor
 from liftpy.config import AckPolicy
 from liftpy.core.publish.dedup_window import RecentIds
+from liftpy.core.replication import effects as do
 from liftpy.core.services.machine import ServiceMachine
-from liftpy.testing.memory.node import MemoryReplica
+from sidecar.partition.worker import METHODS, PartitionWorker
 from tests.pairs.__main__ import main, scenarios
 from tests.pairs.scenario import Scenario, run
 from tests.pairs.table import FEATURES, combined
@@ -50,13 +51,11 @@ def _forget_ids(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _ack_before_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    append = MemoryReplica.append_batch
+    def append_and_ack(worker: PartitionWorker, effect: Any) -> None:
+        worker.append_batch(effect)
+        worker.acks.release(AckPolicy.ALL, worker.log.log_end_offset - 1, worker.leader_epoch, worker.ingest.wall_ns())
 
-    def append_and_ack(self: MemoryReplica, effect: Any) -> None:
-        append(self, effect)
-        self.acks.release(AckPolicy.ALL, self.log.log_end_offset - 1, self.replica.state.leader_epoch, self.node.wall_ns())
-
-    monkeypatch.setattr(MemoryReplica, "append_batch", append_and_ack)
+    monkeypatch.setitem(METHODS, do.AppendBatch, append_and_ack)  # type: ignore[type-var]
 
 
 def _commit_too_far(monkeypatch: pytest.MonkeyPatch) -> None:

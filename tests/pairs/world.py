@@ -67,6 +67,8 @@ class World:
         self.readings: list[Reading] = []
         self.logs: dict[int, FoundLog] = {}
         """By partition, when all is quiet."""
+        self._cut: _Cut | None = None
+        """What cuts off the isolated node. None: no node was isolated."""
         self.jumped_s = 0.0
         """How far the wall clock was set ahead."""
         self.recreations = 0
@@ -257,20 +259,14 @@ class World:
         """A node reaches no other node, and is reached by none; the metadata group and clients still see it."""
         self.away[node] = "isolated"
 
-        def cut() -> None:
-            for name, one in self._nodes.items():
-                if name == node:
-                    one.serving_replica = lambda key: None
-                one.replica_of = partial(_reachable, type(one).replica_of, one, node)
-
-        self.on_cluster(cut)
+        self._cut = self.on_cluster(lambda: _Cut(self._nodes[node].process.connection, self.cluster.namespace))
 
     async def fill_disk(self, node: str) -> None:
         """Nothing more fits on the disk of a node."""
         self.away[node] = "full"
 
         def fill() -> None:
-            for storage in self._nodes[node]._storages.values():
+            for storage in self._nodes[node].storages.values():
                 storage.capacity_bytes = storage.used_bytes()
 
         self.on_cluster(fill)
@@ -300,34 +296,26 @@ class World:
     async def lose_logs(self, node: str) -> None:
         """End a node and remove its logs."""
         await self.kill(node)
-        self.on_cluster(self._nodes[node]._storages.clear)
+        self.on_cluster(self._nodes[node].storages.clear)
 
     async def bring_back(self) -> None:
         """No node is away any more."""
         away, self.away = self.away, {}
         for node, what in away.items():
             if what == "isolated":
-                await self._reconnect(node)
+                assert self._cut is not None
+                self.on_cluster(self._cut.mend)
             elif what == "full":
                 await self._restart_with_room(node)
             elif node not in self.cluster.running:
                 await asyncio.to_thread(self.cluster.start, node)
-
-    async def _reconnect(self, node: str) -> None:
-
-        def join() -> None:
-            for one in self._nodes.values():
-                vars(one).pop("serving_replica", None)
-                vars(one).pop("replica_of", None)
-
-        self.on_cluster(join)
 
     async def _restart_with_room(self, node: str) -> None:
         """As the node of a full disk does by itself when there is room again."""
         await asyncio.to_thread(self.cluster.kill, node)
 
         def empty() -> None:
-            for storage in self._nodes[node]._storages.values():
+            for storage in self._nodes[node].storages.values():
                 storage.capacity_bytes = 1 << 40
 
         self.on_cluster(empty)
@@ -406,7 +394,7 @@ class World:
     async def _check_replicas(self, partition: int) -> None:
         state = (await self.image()).partitions[partition]
         end = self.logs[partition].end
-        logs = {node: self._nodes[node].replicas[self.key(partition)].log for node in state.replicas}
+        logs = {node: self._log_of(node, self.key(partition)) for node in state.replicas}
         await self.until(
             lambda: _true(all(log.high_watermark + 1 >= end for log in logs.values())), f"every replica of {partition} is whole"
         )
@@ -417,6 +405,10 @@ class World:
         if not self.model.may_shorten and len({data for _, data in found.values()}) != 1:
             sizes = {node: len(data) for node, (_, data) in found.items()}
             self.model.violate(f"replicas of partition {partition} differ in bytes: {sizes}")
+
+    def _log_of(self, node: str, key: PartitionKey) -> Any:
+        (log,) = self.on_cluster(lambda: [worker.log for worker in self._nodes[node].process.partitions if worker.key == key])
+        return log
 
     def key(self, partition: int) -> PartitionKey:
         """Of a partition of the stream as it is now."""
@@ -439,9 +431,37 @@ async def _true(value: object) -> object:
     return value
 
 
-def _reachable(replica_of: Callable[..., Any], one: Any, gone: str, node: str, key: Any) -> Any:
-    """As ``MemoryNode.replica_of`` while ``gone`` is cut off."""
-    return None if gone in (one.node_id, node) else replica_of(one, node, key)
+class _Cut:
+    """Drops the messages between one node and the others until ``mend``. Clients still reach the node."""
+
+    def __init__(self, connection: Any, namespace: str) -> None:
+        self._connection = connection
+        self._prefix = f"{namespace}."
+        self._sinks: dict[Any, Any] = {}
+        for subscription in connection.subscriptions:
+            self._silence(subscription)
+        connection.send, connection.listen = self._send, self._listen
+
+    def _silence(self, subscription: Any) -> Any:
+        subject = subscription.subject.decode()
+        if subject.startswith(self._prefix) and "read" not in subject.split("."):
+            self._sinks[subscription] = subscription.sink
+            subscription.sink = lambda *message: None
+        return subscription
+
+    def _send(self, subject: str, *rest: Any, **options: Any) -> bool:
+        connection = self._connection
+        return subject.startswith(self._prefix) or bool(type(connection).send(connection, subject, *rest, **options))
+
+    def _listen(self, *arguments: Any, **options: Any) -> Any:
+        connection = self._connection
+        return self._silence(type(connection).listen(connection, *arguments, **options))
+
+    def mend(self) -> None:
+        """The node is connected again, unless it was restarted before."""
+        del self._connection.send, self._connection.listen
+        for subscription, sink in self._sinks.items():
+            subscription.sink = sink
 
 
 def log_records(log: Any, end: int) -> tuple[list[Record], bytes]:

@@ -31,7 +31,6 @@ from liftpy.core.wire.decode_errors import REFUSED, counter_name
 from liftpy.core.wire.envelope import ChecksumError
 from liftpy.core.wire.filters import LEAVABLE, MAX_FILTER_BYTES, MAX_KEYS, MAX_SUBJECTS, Filter
 from liftpy.core.wire.frames import MisdirectedError, check_partition_address
-from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import LiftError, OffsetOutOfRangeError, ProtocolError
 
 MAX_WAIT_MS = 30_000
@@ -172,64 +171,6 @@ class ReadBudget:
             return False
         self.used_bytes += cost_bytes
         return True
-
-
-class ReadSubscription(Protocol):
-    """Subscription to a subject of read requests."""
-
-    def close(self) -> None: ...
-
-
-class ReadBus(Protocol):
-    """Bus from which read requests come: a NATS connection, or the bus of a cluster in memory."""
-
-    @property
-    def max_payload(self) -> int: ...
-
-    def listen(self, subject: str, sink: Callable[[bytes, bytes, bytes, bytes], None], queue: str = "") -> ReadSubscription: ...
-
-
-class ReadSubscriptions:
-    """Subscriptions of one replica to read requests: to its own subject, and to the one that all in-sync replicas share.
-
-    ``handler``: called with (subject, reply subject, payload, headers) of each request.
-    """
-
-    __slots__ = ("_bus", "_handler", "_own", "_shared", "_shared_subject")
-
-    def __init__(
-        self,
-        bus: ReadBus,
-        subjects: Subjects,
-        key: PartitionKey,
-        node_id: str,
-        handler: Callable[[bytes, bytes, bytes, bytes], None],
-    ) -> None:
-        self._bus = bus
-        self._handler = handler
-        self._own = bus.listen(subjects.read_from(key.stream, key.partition, node_id), handler)
-        self._shared: ReadSubscription | None = None
-        self._shared_subject = subjects.read(key.stream, key.partition)
-
-    @property
-    def max_payload(self) -> int:
-        """Maximum size of a message that the NATS server accepts now, in bytes."""
-        return self._bus.max_payload
-
-    def share(self, wanted: bool) -> None:
-        """Join the queue group of the replicas that answer reads of this partition if ``wanted`` is True.
-
-        Otherwise leave it.
-        """
-        if wanted and self._shared is None:
-            self._shared = self._bus.listen(self._shared_subject, self._handler, self._shared_subject)
-        elif not wanted and self._shared is not None:
-            self._shared.close()
-            self._shared = None
-
-    def close(self) -> None:
-        self.share(False)
-        self._own.close()
 
 
 class Reads(Generic[Asker]):

@@ -1,8 +1,8 @@
 """PartitionShell: carries out the effects of one replica on its log and its publishers.
 
 ``Replica`` decides, and returns effects. The shell changes the log, informs the parts that depend on it, and feeds the results back
-as events. Three classes extend it: ``PartitionWorker`` of a node, ``SimReplica`` of the simulator, and ``MemoryReplica`` of the
-in-memory cluster. Each of them adds its network, its timers, and the way in which slow work runs.
+as events. Two classes extend it: ``PartitionWorker`` of a node, and ``SimReplica`` of the simulator. Each of them adds its network,
+its timers, and the way in which slow work runs.
 ``liftpy.core.replication.effects`` has the rules for the order of effects.
 """
 

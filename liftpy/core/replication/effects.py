@@ -27,8 +27,8 @@ Offsets are inclusive, except names with ``end_offset`` (exclusive). ``token`` i
 A message to another replica is an effect, too (``messages.py``). It is complete. Only its addressee's shell gives it a token.
 
 A shell has one method per effect (``method_name``). ``liftpy.core.partition.shell.PartitionShell`` changes the log and the
-publishers. Three classes add a network and timers: ``sidecar.partition.worker.PartitionWorker``,
-``tests.simulation.replica.sim_replica.SimReplica`` and ``liftpy.testing.memory.node.MemoryReplica``.
+publishers. Two classes add a network and timers: ``sidecar.partition.worker.PartitionWorker`` and
+``tests.simulation.replica.sim_replica.SimReplica``.
 """
 
 from __future__ import annotations

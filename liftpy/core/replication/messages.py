@@ -2,7 +2,7 @@
 receiver.
 
 A codec converts it to the NATS frame in ``replication.proto`` and back. So a new field needs a number there and a field
-of the class. The simulator and the in-memory cluster deliver the message itself.
+of the class. The simulator delivers the message itself.
 
 Some fields are not in the frame: the ``token`` of the receiver, and the addressees of a notice. A frame also names the
 partition, for the checks in ``liftpy/core/wire/frames.py``. The core does not need this address.

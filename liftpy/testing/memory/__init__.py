@@ -7,8 +7,8 @@
     with memory_cluster() as cluster, cluster.sync_client() as client:
         client.create_stream("orders", "shop.orders")
 
-The client is the real one. The nodes run the shipped state machines (``Replica``, ``Log``, ``Ingest``, ``Reads``,
-``ClusterFsm``). Sockets, disks and Raft are missing. The page on testing lists the differences.
+The client is the real one. The nodes run the shipped partitions (``sidecar/partition``) and the state machine of the metadata
+group (``ClusterFsm``). Sockets, disks and Raft are missing. The page on testing lists the differences.
 """
 
 from __future__ import annotations

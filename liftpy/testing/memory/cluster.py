@@ -21,7 +21,6 @@ from liftpy.client.awaitable_context import AwaitableContext
 from liftpy.client.client import Client, factories_for
 from liftpy.client.consumer import ReadOptions
 from liftpy.config import ReplicationConfig
-from liftpy.core.base.ids import PartitionKey
 from liftpy.core.groups.coordinator import GroupCoordinator
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.services.effects import EffectNumbering
@@ -43,7 +42,7 @@ from liftpy.service.reply_sender import Replier
 from liftpy.service.settings import ServiceSettings
 from liftpy.testing.memory.group import MemoryGroup
 from liftpy.testing.memory.nats import MAX_PAYLOAD_BYTES, URL, Bus, MemoryServer, MemoryTransport
-from liftpy.testing.memory.node import MemoryNode, MemoryReplica
+from liftpy.testing.memory.node import MemoryNode
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
@@ -54,7 +53,6 @@ MAX_NODES = 16
 WAIT_S = 60.0
 """Default time limit of every wait, in seconds."""
 _TICK_S = 0.1
-_HOUSE_EVERY_TICKS = 50
 _POLL_S = 0.01
 _CALL_S = 30.0
 _NOT_RUNNING = "this cluster in memory does not run: use it as a context manager"
@@ -102,7 +100,6 @@ class MemoryCluster:
         self._nodes: dict[str, MemoryNode] = {}
         self._server: MemoryServer | None = None
         self._group: MemoryGroup | None = None
-        self._ticks = 0
         self._services: list[MemoryService] = []
         self._coordinators: tuple[str, asyncio.Task[None]] | None = None
         """Uid of the stream of groups, and the task that starts its coordinators. They are among the services."""
@@ -123,10 +120,9 @@ class MemoryCluster:
         bus = Bus(loop.call_soon, self._max_payload)
         self._server = MemoryServer(bus, loop)
         self._group = MemoryGroup(bus, self._subjects, self._config, self._image_changed, self._first_up)
-        served: dict[PartitionKey, MemoryReplica] = {}
         for number in range(1, self._count + 1):
             node_id = f"n{number}"
-            self._nodes[node_id] = MemoryNode(node_id, loop, bus, self._subjects, self._config, self._nodes, served)
+            self._nodes[node_id] = MemoryNode(node_id, loop, bus, self._subjects, self._config, self._nodes)
         for node in self._nodes.values():
             node.start(self._group)
         self._tick()
@@ -323,7 +319,7 @@ class MemoryCluster:
             self._coordinators = groups.uid, self._loop.create_task(self._coordinate(groups), name="coordinators in memory")
 
     def _tick(self) -> None:
-        """Do the periodic work of the cluster: send heartbeats, make due decisions, renew leases, and run retention now and then.
+        """Do the periodic work of the cluster: send heartbeats, make due decisions, and renew leases.
 
         Heartbeats come first, so that no node is fenced because this process was stopped.
         """
@@ -333,18 +329,14 @@ class MemoryCluster:
         up = {node.node_id: node.incarnation for node in self._nodes.values() if node.up}
         for node_id in group.tick(up, [node_id for node_id in self._nodes if node_id not in up]):
             loop.call_soon(self._nodes[node_id].beat)  # behind the images that show what was decided
-        self._ticks += 1
-        if self._ticks % _HOUSE_EVERY_TICKS == 0:
-            self._keep_house(None)
         loop.call_later(_TICK_S, self._tick)
 
-    def _keep_house(self, dirty_ratio: float | None) -> None:
-        for node in self._nodes.values():
-            node.keep_house(dirty_ratio)
+    async def _keep_house(self) -> None:
+        await asyncio.gather(*(node.keep_house() for node in self._nodes.values()))
 
     def keep_house(self) -> None:
         """Run retention and compaction on all nodes now. Without this call, they run every few seconds."""
-        self._call(lambda: self._keep_house(0.0))
+        self._wait_for(self._keep_house())
 
     # ---- nodes and faults ------------------------------------------------------------------------------------------------
     @property

@@ -1,5 +1,6 @@
-"""NATS in memory: ``Bus`` delivers messages, and ``MemoryTransport`` connects a real client with it. Two queues replace
-the socket.
+"""NATS in memory: ``Bus`` delivers messages. ``NodeConnection`` connects a node with it, ``MemoryTransport`` a real client.
+
+Two queues replace the socket of a client.
 
 nats-py reads from and writes to ``MemoryTransport``, in the event loop of the client. ``NatsSession`` is the server
 side, in the event loop of the cluster. Only bytes cross, so clients may run in any event loop and thread.
@@ -13,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
@@ -21,7 +22,9 @@ from typing import Any
 
 from nats.aio.transport import Transport
 
+from liftpy.core.publish.ports import PublishRejector, Subscription
 from liftpy.errors import ProtocolError
+from sidecar.transport.ports import Buffer
 
 Sink = Callable[[bytes, bytes, bytes, bytes], None]
 """Function of (subject, reply, payload, header block) that receives one message."""
@@ -44,7 +47,7 @@ _PAUSE_S = 0.001
 class BusSubscription:
     """One subscription to a subject. ``sink``: function that receives the messages. ``close`` ends the subscription."""
 
-    __slots__ = ("_bus", "fits", "number", "queue", "sink", "subject")
+    __slots__ = ("_bus", "fits", "is_pattern", "number", "on_close", "queue", "sink", "subject")
 
     def __init__(self, bus: Bus, number: int, subject: bytes, sink: Sink, queue: bytes) -> None:
         self._bus = bus
@@ -52,11 +55,15 @@ class BusSubscription:
         self.subject = subject
         self.sink = sink
         self.queue = queue
-        parts = [_TOKENS.get(token) or re.escape(token) for token in subject.split(b".")]
+        self.on_close: Callable[[BusSubscription], None] = lambda subscription: None
+        tokens = subject.split(b".")
+        self.is_pattern = not _TOKENS.keys().isdisjoint(tokens)
+        parts = [_TOKENS.get(token) or re.escape(token) for token in tokens]
         self.fits = re.compile(rb"\.".join(parts), re.DOTALL).fullmatch
 
     def close(self) -> None:
         self._bus.forget(self)
+        self.on_close(self)
 
     def leave(self) -> None:
         """End the subscription at once. A real connection would first deliver messages in flight, and this bus has none."""
@@ -69,7 +76,10 @@ class Bus:
     def __init__(self, later: Callable[[Callable[[], None]], object], max_payload: int = MAX_PAYLOAD_BYTES) -> None:
         self.max_payload = max_payload
         self._later = later
-        self._subscriptions: dict[int, BusSubscription] = {}
+        self._exact: dict[bytes, dict[int, BusSubscription]] = {}
+        """Subject -> its subscriptions, by number."""
+        self._patterns: dict[int, BusSubscription] = {}
+        """Subscriptions with wildcards, by number."""
         self._numbers = count(1)
         self._known: dict[bytes, tuple[list[BusSubscription], dict[bytes, list[BusSubscription]]]] = {}
         """Subject -> its subscribers without a queue group, and those of each queue group."""
@@ -85,22 +95,30 @@ class Bus:
         With ``queue``, only one of the subscribers with this queue name gets each message.
         """
         subscription = BusSubscription(self, next(self._numbers), _bytes(subject), sink, _bytes(queue))
-        self._subscriptions[subscription.number] = subscription
+        self._same_kind(subscription)[subscription.number] = subscription
         self._known.clear()
         return subscription
 
+    def _same_kind(self, subscription: BusSubscription) -> dict[int, BusSubscription]:
+        """Return the subscriptions among which ``subscription`` is stored."""
+        if subscription.is_pattern:
+            return self._patterns
+        return self._exact.setdefault(subscription.subject, {})
+
     def forget(self, subscription: BusSubscription) -> None:
-        if self._subscriptions.pop(subscription.number, None) is not None:
+        if self._same_kind(subscription).pop(subscription.number, None) is not None:
             self._known.clear()
+        if not self._exact.get(subscription.subject, True):
+            del self._exact[subscription.subject]
 
     def _listeners(self, subject: bytes) -> tuple[list[BusSubscription], dict[bytes, list[BusSubscription]]]:
         listeners = self._known.get(subject)
         if listeners is None:
             plain: list[BusSubscription] = []
             queues: dict[bytes, list[BusSubscription]] = {}
-            for subscription in self._subscriptions.values():
-                if subscription.fits(subject):
-                    (queues.setdefault(subscription.queue, []) if subscription.queue else plain).append(subscription)
+            fitting = [subscription for subscription in self._patterns.values() if subscription.fits(subject)]
+            for subscription in (*self._exact.get(subject, {}).values(), *fitting):
+                (queues.setdefault(subscription.queue, []) if subscription.queue else plain).append(subscription)
             if len(self._known) >= MAX_REMEMBERED:
                 self._known.clear()
             listeners = self._known[subject] = (plain, queues)
@@ -154,6 +172,129 @@ class Bus:
 
 def _bytes(text: str | bytes) -> bytes:
     return text.encode() if isinstance(text, str) else text
+
+
+class NodeConnection:
+    """The connections of one node with ``Bus``, until ``close`` (implements ``Links`` and each connection of it).
+
+    Messages arrive in the next turn of the event loop. So no replica calls the state machine of another one directly. Acks are
+    delivered at once.
+
+    ``inbox``: prefix of the subjects on which the node gets answers, without the last dot.
+    """
+
+    are_up = has_room = True
+    missed_by_all_nodes = False
+
+    def __init__(self, bus: Bus, loop: asyncio.AbstractEventLoop, inbox: str) -> None:
+        self.inbox = inbox
+        self.max_payload = bus.max_payload
+        self.send_lines, self.call_after_read = bus.send_lines, bus.call_after_read
+        self.replication = self.ingest = self.reads = self.standby = self
+        self.subscriptions: dict[BusSubscription, None] = {}
+        self.is_closed = False
+        self.counters: Counter[str] = Counter()
+        self._bus = bus
+        self._loop = loop
+        self._unsent: list[tuple[bytes, bytes, bytes, bytes]] = []
+
+    def close(self) -> None:
+        """End all subscriptions and drop the unsent messages, as the death of the process does."""
+        self.is_closed = True
+        self._unsent.clear()
+        for subscription in list(self.subscriptions):
+            subscription.close()
+
+    # ---- sending -----------------------------------------------------------------------------------------------------------
+    def send(self, subject: str, pieces: Sequence[Buffer], reply: str = "", *, headers: bytes = b"") -> bool:
+        """Send a message in the next turn of the event loop. Return False if the connection is closed or the message is too large."""
+        payload = b"".join(pieces)
+        if self.is_closed or len(headers) + len(payload) > self.max_payload:
+            return False
+        if not self._unsent:
+            self._loop.call_soon(self._deliver)
+        self._unsent.append((subject.encode(), reply.encode(), payload, headers))
+        return True
+
+    def _deliver(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        for subject, reply, payload, headers in unsent:
+            try:
+                if not self._bus.publish(subject, reply, payload, headers) and reply:
+                    self._bus.publish(reply, b"", b"", NOBODY)
+            except Exception as error:
+                self.sink_failed(subject, error)
+
+    def hold(self) -> None:
+        """Do nothing: messages wait for the next turn of the event loop in any case."""
+
+    def release(self) -> None:
+        """Do nothing: messages wait for the next turn of the event loop in any case."""
+
+    # ---- receiving ---------------------------------------------------------------------------------------------------------
+    def listen(
+        self, subject: str, sink: Sink, queue: str = "", on_dropped: Callable[[int], None] | None = None,
+        rejector: PublishRejector | None = None,
+    ) -> BusSubscription:  # fmt: skip
+        """Subscribe to ``subject``. This connection drops no messages and rejects none unread. So it ignores the last two arguments."""
+        subscription = self._bus.listen(subject, sink, queue)
+        if self.is_closed:
+            subscription.close()
+        else:
+            self.subscriptions[subscription] = None
+            subscription.on_close = self._forget
+        return subscription
+
+    def _forget(self, subscription: BusSubscription) -> None:
+        self.subscriptions.pop(subscription, None)
+
+    def subscribe(self, subject: str, sink: Sink, on_dropped: Callable[[int], None]) -> NodeStandbySubscription:
+        return NodeStandbySubscription(self, self._loop, self.listen(subject, sink))
+
+    def retire(self, listeners: Sequence[Subscription]) -> None:
+        """Close ``listeners``. No message for them is in flight."""
+        for listener in listeners:
+            listener.close()
+
+    def when_subscribed(self, on_subscribed: Callable[[], None]) -> None:
+        """Call ``on_subscribed`` in the next turn of the event loop, because subscriptions take effect immediately."""
+        self._loop.call_soon(on_subscribed)
+
+    async def wait_until_processed(self, timeout_s: float) -> None:
+        """Return after a turn of the event loop, because messages take no longer."""
+        await asyncio.sleep(0)
+
+    def sink_failed(self, subject: bytes, error: Exception) -> None:
+        """Report an unexpected error in the processing of a message on ``subject`` to the event loop."""
+        self.counters["not_taken"] += 1
+        self._loop.call_exception_handler({"message": f"a message on {subject!r}", "exception": error})
+
+
+class NodeStandbySubscription:
+    """Subscription of a standby follower to the data subject of its partition."""
+
+    is_denied = False
+
+    def __init__(self, connection: NodeConnection, loop: asyncio.AbstractEventLoop, subscription: BusSubscription) -> None:
+        self._subscription = subscription
+        self._loop = loop
+        self.call_after_read = connection.call_after_read
+
+    def feed_to(self, sink: Sink, on_dropped: Callable[[int], None], lost: Callable[[], None]) -> None:
+        self._subscription.sink = sink
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self._loop.call_soon(callback)
+
+    def when_settled(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` in the next turn of the event loop. A real connection would first wait for messages in flight."""
+        self._loop.call_soon(callback)
+
+    def leave(self) -> None:
+        self._subscription.close()
+
+    def close(self) -> None:
+        self._subscription.close()
 
 
 class NatsSession:

@@ -79,6 +79,7 @@ async def test_nats_message_without_envelope_on_the_subject_of_the_groups_stream
     """[A22]."""
     async with memory_cluster() as cluster, cluster.client() as client, cluster.nats() as nc:
         made = await client.groups.stream()
+        await client.bounds(GROUPS_STREAM, 0)  # answered when the leader has subscribed
         subject = data_subject(made.subject, 0)
         await nc.publish(subject, value)
         for headers in (None, {"Nats-Msg-Id": "a"}):
@@ -95,6 +96,7 @@ async def test_envelope_without_stream_on_the_subject_of_the_groups_stream_is_re
     """[A22]."""
     async with memory_cluster() as cluster, cluster.client() as client, cluster.nats() as nc:
         made = await client.groups.stream()
+        await client.bounds(GROUPS_STREAM, 0)  # answered when the leader has subscribed
         subject = data_subject(made.subject, 0)
         message = client_pb2.Message(
             offset=-1, value=b"command", streamUid=made.uid if with_uid else "", ackPolicy=client_pb2.ALL

@@ -100,7 +100,9 @@ def a_reporter(
     scrub: Any = SimpleNamespace(report=lambda: {"findings": 4})
     settings = NodeSettings("n1", tmp_path, namespace="ns", controllers=("n1",))
     tools = node_tools(settings, links, {})
-    return Reporter(tools, group, Partitions(workers), scrub, coordinators, ControllerMetrics(), lambda: descriptors)  # type: ignore[arg-type]
+    return Reporter(
+        tools, links, tools.clocks, group, Partitions(workers), scrub, coordinators, ControllerMetrics(), lambda: descriptors
+    )  # type: ignore[arg-type]
 
 
 async def test_status_report_of_a_leader_has_its_offsets_its_followers_and_its_counts(tmp_path: Path) -> None:
