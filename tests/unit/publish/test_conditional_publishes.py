@@ -24,8 +24,8 @@ from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import parse_batch
 from liftpy.core.wire.subjects import has_wildcards, matcher
 from liftpy.testing.memory import memory_cluster
-from tests.unit.publish.test_ingest import Bench as IngestBench
-from tests.unit.publish.test_ingest import turn
+from tests.unit.publish.ingest_bench import Bench as IngestBench
+from tests.unit.publish.ingest_bench import turn
 
 OF = "Nats-Expected-Last-Subject-Sequence"
 NAMED = f"{OF}-Subject"

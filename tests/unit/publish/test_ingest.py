@@ -2,113 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from liftpy.config import AckPolicy, Codec, ReplicationConfig
-from liftpy.core.base.ids import PartitionKey
-from liftpy.core.publish.acks import PendingAcks
-from liftpy.core.publish.ingest import Ingest
-from liftpy.core.publish.memory_budget import MemoryBudget, NodePublishMemory
-from liftpy.core.replication.effects import AppendBatch, RejectReason
+from liftpy.config import AckPolicy
+from liftpy.core.publish.memory_budget import NodePublishMemory
+from liftpy.core.replication.effects import RejectReason
 from liftpy.core.replication.events import PublishesReceived
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import parse_batch
-from liftpy.core.wire.subjects import InboxRule
 from tests.each import each
-from tests.unit.publish.unlogged import FakeReplica, derived_state
-
-INBOXES = InboxRule(("_INBOX.",))
-
-
-class FakeBus:
-    """One subscription, and what would be sent."""
-
-    max_payload = 1024 * 1024
-
-    def __init__(self) -> None:
-        self.sink: Callable[..., None] | None = None
-        self.unheard: list[Callable[[], None]] = []
-        self.lines: list[bytes] = []
-        self.failed: list[Exception] = []
-        self.left = self.listened = 0
-
-    def listen(
-        self, subject: str, sink: Callable[..., None], queue: str = "", on_dropped: Any = None, rejector: Any = None
-    ) -> Any:
-        self.sink = sink
-        self.listened += 1
-        return self
-
-    def call_after_read(self, callback: Callable[[], None]) -> None:
-        asyncio.get_running_loop().call_soon(callback)
-
-    def when_subscribed(self, heard: Callable[[], None]) -> None:
-        self.unheard.append(heard)
-
-    def close(self) -> None:
-        self.sink = None
-
-    def leave(self) -> None:
-        self.left += 1
-
-    def sink_failed(self, subject: bytes, error: Exception) -> None:
-        self.failed.append(error)
-
-    def send_lines(self, lines: list[bytes]) -> None:
-        self.lines += lines
-
-
-class Bench:
-    """An Ingest whose replica appends everything at once."""
-
-    def __init__(self, may_refuse: bool = True, append: bool = True, **config: Any) -> None:
-        self.bus: Any = FakeBus()
-        self.acks = PendingAcks(self.bus, PartitionKey("s", "u1", 0), "ev")
-        self.batches: list[bytes] = []
-        self.end = 0
-        self.append = append
-        self.tokens: list[int] = []
-        self.derived = derived_state()
-        self.replica = FakeReplica(may_refuse)
-        self.memory = MemoryBudget()
-        self.ingest = Ingest(
-            shell=self.bus, subject="ev", config=ReplicationConfig(**config), policy=AckPolicy.ALL, codec=Codec.NONE, inboxes=INBOXES,
-            acks=self.acks, replica=self.replica, feed=self.feed, log=self, derived=self.derived,  # type: ignore[arg-type]
-            now_ns=time.monotonic_ns, wall_ns=time.time_ns, memory=self.memory,
-        )  # fmt: skip
-        self.ingest.start()
-
-    @property
-    def log_end_offset(self) -> int:
-        return self.end
-
-    def feed(self, event: PublishesReceived) -> None:
-        self.tokens.append(event.token)
-        if self.append:
-            effect = AppendBatch(token=event.token, base_offset=self.end, leader_epoch=1, timestamp_ns=event.received_wall_ns)
-            batch = self.ingest.seal(effect)
-            self.ingest.appended(effect, batch)
-            self.batches.append(batch)
-            self.end += event.record_count
-
-    def publish(self, payload: bytes, reply: bytes = b"", headers: bytes = b"") -> None:
-        self.bus.sink(b"ev", reply, payload, headers)
-
-    def counts(self) -> list[int]:
-        return [parse_batch(batch).record_count for batch in self.batches]
-
-
-async def turn() -> None:
-    """Let what was scheduled run."""
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
+from tests.unit.publish.ingest_bench import INBOXES, Bench, FakeBus, turn
 
 
 async def test_ingest_stores_messages_of_one_socket_read_as_one_batch() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sidecar.dev.nats_server import find_nats_server, free_ports
-from tests.unit.publish.test_ingest import Bench
+from tests.unit.publish.ingest_bench import Bench
 from tests.unit.publish.test_message_columns import answered
 
 pytestmark = pytest.mark.timeout(60)

@@ -20,7 +20,7 @@ from liftpy.core.wire.headers import is_status, parse_headers
 from liftpy.core.wire.subjects import InboxRule
 from sidecar.transport.liveness import QUESTION
 from tests.each import each
-from tests.unit.publish.test_ingest import Bench, turn
+from tests.unit.publish.ingest_bench import Bench, turn
 
 REPLY = b"_INBOX.p"
 ROWS = [
