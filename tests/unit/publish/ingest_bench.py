@@ -31,7 +31,7 @@ class FakeBus:
         self.unheard: list[Callable[[], None]] = []
         self.lines: list[bytes] = []
         self.failed: list[Exception] = []
-        self.left = self.listened = 0
+        self.left = self.listened = self.closed = 0
 
     def listen(
         self, subject: str, sink: Callable[..., None], queue: str = "", on_dropped: Any = None, rejector: Any = None
@@ -48,6 +48,7 @@ class FakeBus:
 
     def close(self) -> None:
         self.sink = None
+        self.closed += 1
 
     def leave(self) -> None:
         self.left += 1

@@ -165,15 +165,6 @@ def test_producer_state_of_an_unknown_producer_accepts_only_sequence_zero() -> N
     assert bench.producers.state_of(7) is None
 
 
-def test_producer_state_fences_an_older_epoch_after_a_record_of_a_newer_epoch() -> None:
-    bench = Bench()
-    bench.publish([A], epoch=1)
-    assert bench.publish([B], epoch=1, sequence=1).finding is Finding.APPEND
-    assert bench.publish([C], epoch=2, sequence=2).finding is Finding.APPEND
-    assert bench.publish([D], epoch=1, sequence=3) == BatchCheck(Finding.FENCED, next_sequence=3)
-    assert bench.publish([C], epoch=1, sequence=2) == BatchCheck(Finding.FENCED, next_sequence=3)
-
-
 def test_producer_state_accepts_a_reset_only_with_a_new_epoch_and_sequence_zero() -> None:
     bench = Bench()
     bench.publish([A, B], epoch=1)
@@ -188,14 +179,6 @@ def test_producer_state_accepts_a_reset_only_with_a_new_epoch_and_sequence_zero(
         digest_of([C]),
         (StoredBatch(0, 1, 2, check_of([C])),),
     )
-
-
-def test_producer_state_detects_duplicates_repeated_with_other_batch_boundaries() -> None:
-    bench = Bench()
-    bench.publish([A, B], epoch=1)
-    bench.publish([C], epoch=1, sequence=2)
-    assert bench.publish([B, C, D, E], epoch=2, sequence=1, said=[A]) == BatchCheck(Finding.APPEND, 2, 1, 3)
-    assert bench.producers.state_of(7).digest == digest_of([A, B, C, D, E])  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
