@@ -13,12 +13,14 @@ from google.protobuf.message import Message
 
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.metadata.codec import PARTITION
+from liftpy.core.metadata.features import SUPPORTED_LEVELS
+from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.unit.metadata.cluster_driver import Driver
 from tests.unit.metadata.image_checks import LeadershipHistory, check_image, check_step
 
 FOLDER = Path(__file__).parent
-_COLUMN = 52
+_COLUMN = 40
 _SHOWN = (
     "replicas", "isr", "leader", "candidate", "deposed", "status", "unclean_elected", "passed_over", "incomplete", "complete",
     "target", "joining", "next_learner", "leaving", "moved_for", "leader_to_elect", "asked_start", "purges", "pause",
@@ -36,7 +38,7 @@ class Story:
         """Return the lines with the results that the state machine gives."""
         player = _Player()
         return [
-            f"{request:{_COLUMN}}=> {player.send(request)}" for request in (line.split("=>")[0].strip() for line in self.lines)
+            f"{request:{_COLUMN}} => {player.send(request)}" for request in (line.split("=>")[0].strip() for line in self.lines)
         ]
 
 
@@ -85,7 +87,7 @@ class _Player:
         if answer.error:
             assert now == was
             return f"{pb.ControlResponse.Error.Name(answer.error)} {answer.detail}".strip()
-        return " ".join(_changes(was, now)) or "="
+        return " ".join([*_changes(was, now), *_node_changes(before, after)]) or "="
 
     def _begin(self, nodes: str, options: dict[str, str]) -> str:
         self._driver = Driver(tuple(nodes), elections=options.pop("elections", "on") == "on")
@@ -99,10 +101,6 @@ class _Player:
     def _answer(self, verb: str, names: list[str], options: dict[str, str]) -> pb.ControlResponse:
         driver = self._driver
         match verb, names:
-            case "fence", [node]:
-                return driver.fence(node)
-            case "unfence", [node]:
-                return driver.unfence(node)
             case "restart", [node, *how]:
                 return driver.restart(node, clean="clean" in how, flushed="unflushed" not in how, emptied="emptied" in how)
             case "create", [name, replicas]:
@@ -151,8 +149,10 @@ class _Player:
                 return "reassign", {"replicas": replicas}
             case "copy", node:
                 return "beginCopy", {"epoch": p.epoch, "node": "".join(node)}
-            case "drain", (node,):
-                return "drainNode", {"nodeId": node, "incarnation": incarnation(node)}
+            case "fence" | "unfence" | "drain", (node,):
+                return f"{verb}Node", {"nodeId": node, "incarnation": incarnation(node)}
+            case "register", (node,):
+                return "registerNode", {"nodeId": node, "minLevel": SUPPORTED_LEVELS.least, "maxLevel": SUPPORTED_LEVELS.most}
             case "set-node" | "remove", (node,):
                 return "setNode" if verb == "set-node" else "removeNode", {"nodeId": node}
             case "truncate", (offset,):
@@ -170,7 +170,7 @@ def _fill(message: Message, options: dict[str, str]) -> None:
     for name, text in options.items():
         field = message.DESCRIPTOR.fields_by_name[name]
         if hasattr(getattr(message, name), "extend"):
-            getattr(message, name).extend(text)
+            getattr(message, name).extend(map(int, text) if text.isdecimal() else text)
         elif field.type == FieldDescriptor.TYPE_STRING:
             setattr(message, name, text)
         elif field.type == FieldDescriptor.TYPE_ENUM and not text.isdecimal():
@@ -184,6 +184,13 @@ def _fill(message: Message, options: dict[str, str]) -> None:
 def _changes(before: PartitionState, after: PartitionState) -> list[str]:
     found = [f"{name}={_shown(getattr(after, name))}" for name in _SHOWN if getattr(after, name) != getattr(before, name)]
     return [*found, "leader_epoch+"] if after.leader_epoch > before.leader_epoch else found
+
+
+def _node_changes(before: ClusterImage, after: ClusterImage) -> list[str]:
+    fenced = [tuple(node for node in sorted(image.nodes) if image.nodes[node].fenced) for image in (before, after)]
+    nodes = [tuple(sorted(image.nodes)) for image in (before, after)]
+    shown = (("fenced", fenced), ("nodes", nodes))
+    return [f"{name}={_shown(now)}" for name, (was, now) in shown if was != now]
 
 
 def _shown(value: Any) -> str:
