@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
-from tests.unit.metadata.golden.script import rewrite
+from pathlib import Path
 
-rewrite()
+from tests.stories import rewrite_stories
+from tests.unit.metadata.golden.script import PartitionPlayer
+
+rewrite_stories(Path(__file__).parent, PartitionPlayer)

@@ -1,11 +1,8 @@
-"""Play stories: parse the requests, send them to the state machine, and describe what changed."""
+"""Play stories of a partition: send their requests to the state machine, and describe what changed."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -19,44 +16,13 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.unit.metadata.cluster_driver import Driver
 from tests.unit.metadata.image_checks import LeadershipHistory, check_image, check_step
 
-FOLDER = Path(__file__).parent
-_COLUMN = 40
 _SHOWN = (
     "replicas", "isr", "leader", "candidate", "deposed", "status", "unclean_elected", "passed_over", "incomplete", "complete",
     "target", "joining", "next_learner", "leaving", "moved_for", "leader_to_elect", "asked_start", "purges", "pause",
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Story:
-    """A title, and lines of requests with their results."""
-
-    title: str
-    lines: tuple[str, ...]
-
-    def play(self) -> list[str]:
-        """Return the lines with the results that the state machine gives."""
-        player = _Player()
-        return [
-            f"{request:{_COLUMN}} => {player.send(request)}" for request in (line.split("=>")[0].strip() for line in self.lines)
-        ]
-
-
-def read_stories(path: Path) -> Iterator[Story]:
-    """Yield the stories of a file."""
-    for block in path.read_text(encoding="utf-8").split("\n\n"):
-        title, *lines = block.strip().splitlines()
-        yield Story(title.removeprefix("# "), tuple(lines))
-
-
-def rewrite() -> None:
-    """Write the results of all files anew."""
-    for path in sorted(FOLDER.glob("*.txt")):
-        blocks = ("\n".join((f"# {story.title}", *story.play())) for story in read_stories(path))
-        path.write_text("\n\n".join(blocks) + "\n", encoding="utf-8")
-
-
-class _Player:
+class PartitionPlayer:
     """Sends the requests of a story about partition 0 of the stream ``orders``, and describes what they change."""
 
     def __init__(self) -> None:
@@ -64,11 +30,8 @@ class _Player:
         self._history = LeadershipHistory()
         self._saved: dict[str, Any] = {}
 
-    def send(self, request: str) -> str:
-        """Send one request, for example ``report b 1/90 stampTerm=2``, and return its result."""
-        verb, *words = request.split()
-        options = dict(word.split("=") for word in words if "=" in word)
-        names = [word for word in words if "=" not in word]
+    def send(self, verb: str, names: list[str], options: dict[str, str]) -> str:
+        """Send one request, for example ``report b 1/90 stampTerm=2``, and return what it changes."""
         if verb == "cluster":
             return self._begin(names[0], options)
         if verb == "save":
