@@ -50,7 +50,8 @@ class PartitionPlayer:
         if answer.error:
             assert now == was
             return f"{pb.ControlResponse.Error.Name(answer.error)} {answer.detail}".strip()
-        return " ".join([*_changes(was, now), *_node_changes(before, after)]) or "="
+        detail = [f"({answer.detail})"] if verb == "drain" else []
+        return " ".join([*_changes(was, now), *_node_changes(before, after), *detail]) or "="
 
     def _begin(self, nodes: str, options: dict[str, str]) -> str:
         self._driver = Driver(tuple(nodes), elections=options.pop("elections", "on") == "on")
