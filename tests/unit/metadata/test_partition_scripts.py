@@ -1,4 +1,4 @@
-"""Test elections, ISR changes, reassignments and restarts of one partition by the scripts in ``golden``."""
+"""Test elections, ISR changes, reassignments and restarts of one partition by the scripts in ``golden`` [C4]."""
 
 from __future__ import annotations
 
