@@ -16,7 +16,7 @@ from liftpy.errors import (
 )
 from liftpy.nats import transport as transport_module
 from liftpy.nats.transport import open_connection
-from tests.unit.client.test_read_progress import answer, batch, offsets
+from tests.unit.client.read_answers import answer, batch, offsets
 
 
 # ---- what a reader asks and believes -----------------------------------------------------------------------------------------

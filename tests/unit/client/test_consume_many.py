@@ -24,7 +24,7 @@ from liftpy.errors import (
     UnavailableError,
 )
 from liftpy.testing.memory import memory_cluster
-from tests.unit.client.test_consumer_filters_and_seek import Node, consumer
+from tests.unit.client.memory_node import Node, consumer
 from tests.until import until
 
 

@@ -15,8 +15,8 @@ from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import LiftError, LogTruncatedError, NotFoundError, OffsetOutOfRangeError
 from liftpy.nats.transport import Transport
+from tests.unit.client.read_answers import answer, batch
 from tests.unit.client.test_client_consumer import QUICK, Replica, expected, values
-from tests.unit.client.test_read_progress import answer, batch
 
 _Error = client_pb2.ReadResponse.Error
 Lie = Callable[[client_pb2.ReadResponse], None]

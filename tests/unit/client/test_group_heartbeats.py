@@ -19,7 +19,7 @@ from liftpy.core.groups.commands import decode_command
 from liftpy.core.groups.machine import GroupMachine
 from liftpy.errors import NotAllowedError, UnavailableError
 from liftpy.nats.transport import RequestTimeoutError
-from tests.unit.client.test_consumer_filters_and_seek import Node, consumer
+from tests.unit.client.memory_node import Node, consumer
 from tests.until import until
 
 

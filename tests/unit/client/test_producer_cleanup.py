@@ -11,7 +11,7 @@ from liftpy.client.encode_publish import Address
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.errors import OutcomeUnknownError, ProtocolError, PublishRejectedError
-from tests.unit.client.test_producer import Wire, a_producer
+from tests.unit.client.producer_wire import Wire, a_producer
 
 _Ack = client_pb2.Ack
 

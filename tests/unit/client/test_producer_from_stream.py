@@ -16,7 +16,7 @@ from liftpy.core.wire.batch import parse_batch
 from liftpy.core.wire.partitioner import partition_of
 from liftpy.core.wire.producer_note import ProducerNote, SourcePosition
 from liftpy.errors import ConfigError, LiftError, PublishRejectedError
-from tests.unit.client.test_producer import PATIENT, Wire
+from tests.unit.client.producer_wire import PATIENT, Wire
 
 COUNT = 120
 READ = SourcePosition("source", 0, 0)

@@ -11,7 +11,7 @@ from liftpy.client.partition_sender import ProducerOptions
 from liftpy.core.wire.partitioner import murmur2, partition_of, partitions_of
 from liftpy.errors import ConfigError
 from tests.each import each
-from tests.unit.client.test_producer import Wire, a_producer
+from tests.unit.client.producer_wire import Wire, a_producer
 
 
 # ---- partitions --------------------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from liftpy.client.write_epoch import PlanChangedError, Repeat, Round, offset_in
 from liftpy.core.wire.batch import ByteArray, HeaderArray, RecordColumns, body_of, build_batch, seal
 from liftpy.core.wire.producer_note import SourcePosition
 from liftpy.errors import ConfigError, LiftError, PublishRejectedError
-from tests.unit.client.test_producer import PATIENT, Wire, a_producer
+from tests.unit.client.producer_wire import PATIENT, Wire, a_producer
 
 
 async def in_round(wire: Wire, number: int, run: str = "query", part: int = 0, plan: int = 0, **options: Any) -> Producer:

@@ -10,27 +10,13 @@ from liftpy.client import positions
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.positions import Bounds
 from liftpy.client.progress import NotServedError, ReadProgress
-from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import build_batch, parse_batch
 from liftpy.errors import ConfigError, CorruptionError, LogTruncatedError, NotFoundError, OffsetOutOfRangeError, ProtocolError
 from tests.each import each
+from tests.unit.client.read_answers import answer, batch, offsets
 
 _Error = client_pb2.ReadResponse.Error
-
-
-def batch(base: int, count: int, *, epoch: int = 1, **more: object) -> bytes:
-    values = [f"v{i}".encode() for i in range(base, base + count)]
-    return build_batch(values, base_offset=base, leader_epoch=epoch, timestamp_ns=1000 + base, **more)  # type: ignore[arg-type]
-
-
-def answer(*batches: bytes, hw: int, error: int = _Error.OK, uid: str = "u1", **head: object) -> bytes:
-    fields = {"streamUid": uid, "node": "n1", "highWatermark": hw, "error": error, **head}
-    return frames.read_response_header(client_pb2.ReadResponse(**fields)) + b"".join(batches)  # type: ignore[arg-type]
-
-
-def offsets(slices: list[BatchSlice]) -> list[int]:
-    return [offset for piece in slices for offset in piece.offsets().tolist()]
 
 
 def test_partition_reader_after_an_answer_of_an_earlier_leader_keeps_the_epoch_of_its_high_watermark() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from cluster_driver import Driver, Error
 
-from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.metadata.codec import image_from_bytes, image_to_bytes
 from liftpy.core.metadata.controller.nodes import MAX_NODES
 from liftpy.core.metadata.features import DAMAGED_LOGS
@@ -25,18 +24,6 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.born import registration
 from tests.each import each
 from tests.unit.metadata.image_checks import check_image
-
-
-def test_restarted_complete_replica_stays_in_the_isr_and_leads_with_a_new_leader_epoch() -> None:
-    driver = Driver(("a", "b", "c"))
-    driver.create(partitions=2)
-    led, followed = driver.partition(number=0), driver.partition(number=1)
-    driver.restart("a")
-    now = driver.partition(number=0)
-    assert (now.leader, now.isr) == ("a", led.isr)
-    assert now.leader_epoch > max(led.leader_epoch, followed.leader_epoch)
-    assert now.epoch > led.epoch
-    assert driver.partition(number=1) is followed
 
 
 def restart_with_damage(driver: Driver, node: str, *partitions: int, **fields: Any) -> pb.ControlResponse:
@@ -90,67 +77,6 @@ def test_registration_names_damaged_logs_only_if_all_of_them_are_confined(
     damaged: list[str], confined: list[str], named: list[tuple[str, int]]
 ) -> None:
     assert [(log.streamUid, log.partition) for log in damaged_logs_to_name(damaged, confined)] == named
-
-
-def test_replica_with_lazy_flush_after_a_clean_stop_is_complete() -> None:
-    driver = Driver(("a", "b", "c"))
-    driver.create()
-    driver.restart("b", clean=True, flushed=False)
-    assert "b" in driver.partition().isr
-
-
-def test_data_directory_of_an_older_incarnation_is_not_trusted() -> None:
-    driver = Driver(("a", "b", "c"))
-    driver.create()
-    oldest = driver.incarnation("b")
-    driver.restart("b")
-    driver.restart("b")
-    driver.register("b", previousIncarnation=oldest, flushedAlways=True, cleanStop=True)
-    assert "b" not in driver.partition().isr
-
-
-def test_partition_whose_leader_lost_its_data_is_offline_until_an_isr_member_returns() -> None:
-    driver = Driver(("a", "b", "c"))
-    driver.create()
-    driver.fence("b")
-    driver.fence("c")
-    driver.restart("a", emptied=True)
-    assert (driver.partition().status, driver.partition().isr) == (PartitionStatus.OFFLINE, ("b", "c"))
-    driver.restart("a", clean=True)
-    assert driver.partition().status is PartitionStatus.OFFLINE
-    driver.unfence("c")
-    assert (driver.partition().status, driver.partition().leader) == (PartitionStatus.ONLINE, "c")
-    epoch = driver.partition().leader_epoch
-    driver.restart("b")
-    assert driver.partition().leader_epoch == epoch
-
-
-def test_fence_and_unfence_of_an_older_incarnation_are_rejected() -> None:
-    driver = Driver(("a", "b"))
-    old = driver.incarnation("a")
-    driver.restart("a")
-    assert driver.ask(fenceNode=pb.FenceNode(nodeId="a", incarnation=old)).error == Error.FENCED
-    assert driver.fence("a").node.fenced
-    assert driver.fence("a").error == Error.OK
-    assert driver.ask(unfenceNode=pb.UnfenceNode(nodeId="a", incarnation=old)).error == Error.FENCED
-    assert not driver.unfence("a").node.fenced
-    assert driver.ask(fenceNode=pb.FenceNode(nodeId="zz", incarnation=1)).error == Error.NOT_FOUND
-    driver.fence("a")
-    assert not driver.restart("a").node.fenced
-
-
-def test_remove_node_of_a_running_node_or_a_node_with_replicas_is_rejected() -> None:
-    driver = Driver(("a", "b"))
-    driver.create()
-    assert driver.ask(removeNode=pb.RemoveNode(nodeId="b")).error == Error.INVALID
-    driver.fence("b")
-    refused = driver.ask(removeNode=pb.RemoveNode(nodeId="b"))
-    assert refused.error == Error.INVALID
-    assert "orders" in refused.detail
-    driver.ask(deleteStream=pb.DeleteStream(name="orders"))
-    assert driver.ask(removeNode=pb.RemoveNode(nodeId="b")).error == Error.OK
-    assert set(driver.fsm.image.nodes) == {"a"}
-    assert driver.ask(removeNode=pb.RemoveNode(nodeId="b")).error == Error.NOT_FOUND
 
 
 def now_form_the_group(driver: Driver, *voters: str) -> None:

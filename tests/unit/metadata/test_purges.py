@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from cluster_driver import Driver, Error
-from election_driver import CANDIDATE_FOUND, ONLINE, Cluster
 
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.partition import PartitionState, Purge, PurgeReport
@@ -170,19 +169,3 @@ def test_purge_that_replaces_a_smaller_purge_counts_the_size_once() -> None:
     assert found is not None
     assert found.purges == (larger,)
     assert with_purge(state, Purge(number=2, keys=(b"x",), end_offset=6)) is None
-
-
-def test_purge_is_discarded_only_by_an_unclean_election() -> None:
-    group = Cluster("abc", minIsr=1)
-    wish = group.about(endOffset=41, subjects=["x"])
-    assert group.ask(purgeRecords=pb.PurgeRecords(**wish)).error == Error.OK
-    group.fence("a")
-    group.conclude()
-    group.promote()
-    assert (group.now, len(group.partition().purges)) == ((ONLINE, "b", ""), 1)
-    group.change_isr(["b"])
-    group.fence("b")
-    group.elect("c", unclean=True)
-    assert (group.now, len(group.partition().purges)) == ((CANDIDATE_FOUND, "", "c"), 1)
-    group.promote()
-    assert (group.now, group.partition().purges) == ((ONLINE, "c", ""), ())

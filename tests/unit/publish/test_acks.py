@@ -60,17 +60,6 @@ def test_ack_to_a_jetstream_publisher_is_sent_after_the_commit() -> None:
     assert acks.count == 0
 
 
-def test_ack_policy_header_selects_ack_after_flush_or_commit_or_no_ack() -> None:
-    acks, bus = pending()
-    policies = [AckPolicy.LEADER, AckPolicy.ALL, AckPolicy.NONE]
-    acks.add(0, Publishers(AckPolicy.ALL, [b"_INBOX.l", b"_INBOX.a", b"_INBOX.n"], policies=policies))
-    acks.release(AckPolicy.LEADER, 2, 1, 0)
-    assert [subject for subject, _ in bus.take()] == ["_INBOX.l"]
-    acks.release(AckPolicy.ALL, 2, 1, 0)
-    assert [subject for subject, _ in bus.take()] == ["_INBOX.a"]
-    assert acks.count == 0
-
-
 def test_rejection_of_each_reason_has_a_jetstream_err_code() -> None:
     acks, bus = pending()
     for reason in RejectReason:
@@ -283,13 +272,6 @@ def test_batched_ack_of_rejected_messages_is_replaced_by_one_error_per_message()
     bench.ingest.reader.max_message_bytes = 1
     bench.arrive(*(counted(number) for number in range(3)))
     assert told(bench) == {f"_INBOX.x.{number}": (-1, _Ack.TOO_LARGE) for number in range(3)}
-
-
-def test_pending_acks_of_a_batch_rejected_by_the_leader_send_one_error_per_publisher() -> None:
-    bench, wanted = Bench(), Envelope("", "", "ev.1", AckPolicy.ALL, 0, takes_runs=True)
-    replies = [b"_INBOX.x.%d" % number for number in range(3)]
-    bench.acks.reject(Publishers(AckPolicy.ALL, replies, [wanted] * 3), Rejection(RejectReason.NOT_LEADER, ""), "n2", 4)
-    assert _told(bench) == {f"_INBOX.x.{number}": (-1, _Ack.NOT_LEADER) for number in range(3)}
 
 
 def test_batched_acks_are_not_sent_to_older_clients() -> None:

@@ -99,13 +99,6 @@ def test_batch_publish_with_an_expected_offset_is_stored_at_that_offset_or_rejec
         assert bench.ingest.counters.rejected == 3
 
 
-def test_batch_publish_may_expect_the_end_offset_of_a_batch_in_flight() -> None:
-    bench = Bench()
-    bench.arrive(*[(REPLY, published(THREE, expectedOffset=offset), b"") for offset in (0, 3, 6, 7)])
-    assert [batch.base_offset for batch in bench.batches] == [0, 3, 6]
-    assert [ack.ackError for ack in bench.answers()] == [_Ack.INCORRECT_OFFSET]
-
-
 @pytest.mark.parametrize(
     "head", [{"stream": "t"}, {"streamUid": "u2"}, {"partition": 0}, {"stream": "t", "streamUid": "", "partition": 1}]
 )
@@ -172,6 +165,10 @@ NULLS = build_batch([b"ab", b"c"], keys=[b"k", b"l"])
         (_longer(THREE), "has bytes behind its last"),
         (_patched(THREE, 6, "<B", 9), "version"),
         (_patched(NULLS, 64, "<I", 9), "end positions of a column"),
+        (
+            _patched(build_batch([b"ab", None, b"c"]), 64 + 8 + 4, "<I", 3),
+            "a null value has bytes",
+        ),  # behind a bitmap of 8 bytes
         (build_batch([b"a"], codec=Codec.LZ4), "must be uncompressed, must not"),
         (build_batch([b"a"], control=True), "not be a control batch"),
         (build_batch([b"a"], subjects=["other"]), "only values, keys and headers"),
@@ -206,15 +203,6 @@ def test_batch_publish_with_unsupported_record_headers_is_rejected(name: str) ->
     (ack,) = bench.answers()
     assert ack.ackError == _Ack.UNSUPPORTED
     assert repr(name) in ack.detail
-
-
-def test_batch_publish_with_bytes_in_a_null_value_is_rejected() -> None:
-    batch = build_batch([b"ab", None, b"c"])
-    position = 64 + 8 + 4  # a bitmap of 8 bytes, then the ends
-    assert struct.unpack_from("<I", batch, position) == (2,)
-    bench = Bench()
-    bench.arrive((REPLY, published(_patched(batch, position, "<I", 3)), b""))
-    assert "a null value has bytes" in bench.answers()[0].detail
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,8 @@ from liftpy.core.publish.producer_state import (
 )
 from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire.batch import build_batch, parse_batch
+from tests.unit.publish.ingest_bench import turn
 from tests.unit.publish.test_duplicates import Bench as DuplicatesBench
-from tests.unit.publish.test_ingest import turn
 from tests.unit.publish.unlogged import empty_log
 
 WINDOW = 120

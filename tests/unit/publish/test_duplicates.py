@@ -11,8 +11,8 @@ from liftpy.core.replication.events import DuplicateReceived, PublishesReceived
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import build_batch, parse_batch
-from tests.unit.publish.test_ingest import Bench as IngestBench
-from tests.unit.publish.test_ingest import turn
+from tests.unit.publish.ingest_bench import Bench as IngestBench
+from tests.unit.publish.ingest_bench import turn
 
 
 class Bench(IngestBench):

@@ -2,114 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from liftpy.config import AckPolicy, ReplicationConfig
-from liftpy.core.base.ids import PartitionKey
-from liftpy.core.publish.acks import PendingAcks
-from liftpy.core.publish.ingest import Ingest
-from liftpy.core.publish.memory_budget import MemoryBudget, NodePublishMemory
-from liftpy.core.publish.message_decoder import MessageDecoder
-from liftpy.core.replication.effects import AppendBatch, RejectReason
+from liftpy.config import AckPolicy
+from liftpy.core.publish.memory_budget import NodePublishMemory
+from liftpy.core.replication.effects import RejectReason
 from liftpy.core.replication.events import PublishesReceived
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import parse_batch
-from liftpy.core.wire.subjects import InboxRule
-from tests.each import each
-from tests.unit.publish.unlogged import FakeReplica, derived_state
-
-INBOXES = InboxRule(("_INBOX.",))
-
-
-class FakeBus:
-    """One subscription, and what would be sent."""
-
-    max_payload = 1024 * 1024
-
-    def __init__(self) -> None:
-        self.sink: Callable[..., None] | None = None
-        self.unheard: list[Callable[[], None]] = []
-        self.lines: list[bytes] = []
-        self.failed: list[Exception] = []
-        self.left = self.listened = 0
-
-    def listen(
-        self, subject: str, sink: Callable[..., None], queue: str = "", on_dropped: Any = None, rejector: Any = None
-    ) -> Any:
-        self.sink = sink
-        self.listened += 1
-        return self
-
-    def call_after_read(self, callback: Callable[[], None]) -> None:
-        asyncio.get_running_loop().call_soon(callback)
-
-    def when_subscribed(self, heard: Callable[[], None]) -> None:
-        self.unheard.append(heard)
-
-    def close(self) -> None:
-        self.sink = None
-
-    def leave(self) -> None:
-        self.left += 1
-
-    def sink_failed(self, subject: bytes, error: Exception) -> None:
-        self.failed.append(error)
-
-    def send_lines(self, lines: list[bytes]) -> None:
-        self.lines += lines
-
-
-class Bench:
-    """An Ingest whose replica appends everything at once."""
-
-    def __init__(self, may_refuse: bool = True, append: bool = True, **config: Any) -> None:
-        self.bus: Any = FakeBus()
-        self.acks = PendingAcks(self.bus, PartitionKey("s", "u1", 0), "ev")
-        self.batches: list[bytes] = []
-        self.end = 0
-        self.append = append
-        self.tokens: list[int] = []
-        self.derived = derived_state()
-        self.replica = FakeReplica(may_refuse)
-        self.memory = MemoryBudget()
-        self.ingest = Ingest(
-            shell=self.bus, reader=MessageDecoder(self.acks.key, "ev", AckPolicy.ALL, INBOXES), config=ReplicationConfig(**config),
-            acks=self.acks, replica=self.replica, feed=self.feed, log=self, derived=self.derived,  # type: ignore[arg-type]
-            now_ns=time.monotonic_ns, wall_ns=time.time_ns, memory=self.memory,
-        )  # fmt: skip
-        self.ingest.start()
-
-    @property
-    def log_end_offset(self) -> int:
-        return self.end
-
-    def feed(self, event: PublishesReceived) -> None:
-        self.tokens.append(event.token)
-        if self.append:
-            effect = AppendBatch(token=event.token, base_offset=self.end, leader_epoch=1, timestamp_ns=event.received_wall_ns)
-            batch = self.ingest.seal(effect)
-            self.ingest.appended(effect, batch)
-            self.batches.append(batch)
-            self.end += event.record_count
-
-    def publish(self, payload: bytes, reply: bytes = b"", headers: bytes = b"") -> None:
-        self.bus.sink(b"ev", reply, payload, headers)
-
-    def counts(self) -> list[int]:
-        return [parse_batch(batch).record_count for batch in self.batches]
-
-
-async def turn() -> None:
-    """Let what was scheduled run."""
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
+from tests.unit.publish.ingest_bench import Bench, FakeBus, turn
 
 
 async def test_ingest_stores_messages_of_one_socket_read_as_one_batch() -> None:
@@ -138,20 +43,6 @@ async def test_ingest_is_subscribed_only_after_the_server_confirms_its_current_s
     assert not bench.ingest.is_subscribed
 
 
-async def test_ingest_that_unsubscribes_is_idle_after_acks_of_messages_in_flight() -> None:
-    bench = Bench()
-    assert bench.ingest.idle
-    bench.ingest.leave()
-    assert bench.bus.left
-    bench.publish(b"on its way", b"_INBOX.a")
-    assert not bench.ingest.idle
-    await turn()
-    assert bench.counts() == [1]
-    assert not bench.ingest.idle, "its publisher waits"
-    bench.acks.release(AckPolicy.ALL, 0, 1, 0)
-    assert bench.ingest.idle
-
-
 async def test_ingest_rejects_a_message_larger_than_any_batch() -> None:
     bench = Bench(batch_max_bytes=64 << 20, ingest_queue_bytes=256 << 20)
     bench.bus.max_payload = 64 << 20
@@ -174,17 +65,6 @@ async def test_ingest_stores_the_largest_allowed_message_alone() -> None:
     assert len(bench.batches[0]) > 1024 * 1024
 
 
-async def test_ingest_above_its_queue_limit_rejects_with_429_or_drops_without_reply() -> None:
-    bench = Bench(ingest_queue_records=16)
-    for number in range(20):
-        bench.publish(b"x", b"_INBOX.%d" % number if number % 2 else b"")
-    await turn()
-    assert bench.counts() == [16]
-    assert bench.ingest.counters.overloaded == 4
-    assert len(bench.bus.lines) == 2
-    assert all(b'"code": 429' in line for line in bench.bus.lines)
-
-
 async def test_ingest_that_may_not_reject_drops_excess_publishes_without_an_answer() -> None:
     bench = Bench(may_refuse=False, ingest_queue_records=16)
     for _ in range(20):
@@ -193,20 +73,6 @@ async def test_ingest_that_may_not_reject_drops_excess_publishes_without_an_answ
     await turn()
     assert bench.bus.lines == []
     assert bench.ingest.counters.overloaded == 5
-
-
-async def test_ingest_rejects_only_the_message_with_a_wrong_expected_sequence() -> None:
-    bench = Bench()
-
-    def expecting(last: int) -> bytes:
-        return b"NATS/1.0\r\nNats-Expected-Last-Sequence: %d\r\n\r\n" % last
-
-    for last in (0, 1, 1, 2):
-        bench.publish(b"%d" % last, b"_INBOX.%d" % last, expecting(last))
-    await turn()
-    values = [value for batch in bench.batches for value in parse_batch(batch).values()]
-    assert values == [b"0", b"1", b"2"]
-    assert json.loads(bench.bus.lines[0].split(b"\r\n")[1])["error"]["err_code"] == 10071
 
 
 async def test_ingest_answers_a_publish_rejected_twice_only_once() -> None:
@@ -225,29 +91,25 @@ async def test_ingest_answers_a_publish_rejected_twice_only_once() -> None:
 async def test_ingest_that_unsubscribed_stores_messages_in_flight_and_resubscribes_once() -> None:
     bench = Bench()
     bench.ingest.resubscribe()
-    assert bench.bus.listened == 1, "it has not left"
+    assert (bench.bus.listened, bench.ingest.idle) == (1, True), "it has not left"
     bench.ingest.leave()
     bench.publish(b"late", reply=b"_INBOX.a")
     assert not bench.ingest.idle
     await turn()
     assert bench.counts() == [1]
+    assert not bench.ingest.idle, "its publisher waits"
+    bench.acks.release(AckPolicy.ALL, 0, 1, 0)
+    assert bench.ingest.idle
     bench.ingest.resubscribe()
     bench.ingest.resubscribe()
-    assert (bench.bus.left, bench.bus.listened) == (1, 2)
+    assert (bench.bus.left, bench.bus.closed, bench.bus.listened) == (1, 1, 2)
     bench.publish(b"again")
     await turn()
     assert bench.counts() == [1, 1]
-
-
-async def test_ingest_that_unsubscribed_and_stopped_does_not_resubscribe() -> None:
-    bench = Bench()
     bench.ingest.leave()
     bench.ingest.stop()
     bench.ingest.resubscribe()
-    assert not bench.ingest.open
-    bench.ingest.start()
-    bench.ingest.resubscribe()
-    assert bench.bus.listened == 2
+    assert (bench.ingest.open, bench.bus.listened) == (False, 2), "it has stopped"
 
 
 def _answers(bench: Bench) -> list[dict[str, Any]]:
@@ -281,31 +143,6 @@ async def test_ingest_stores_tombstones_empty_values_and_empty_keys_as_different
     batch = parse_batch(bench.batches[0])
     assert batch.values() == [b"", None, b"v", b"v", None, b""]
     assert batch.keys() == [b"a", b"a", b"", None, b"b", b""]
-
-
-@each(
-    ("reply", "answered"),
-    [
-        (b"_INBOX.abc.1", True),
-        (b"_INBOX." + b"x" * 248, True),
-        (b"_INBOX." + b"x" * 249, False),
-        (b"_INBOX." + b"x" * 5000, False),
-        (b"_INBOX.a\x00b", False),
-        (b"_INBOX.a\x0bb", False),
-        (b"_INBOX.a\x1fb", False),
-        (b"_INBOX.a\x7fb", False),
-        (b"_INBOX.a b", False),
-        (b"_INBOX.a\r\nPUB x 0", False),
-        (b"_INBOX.*", False),
-        (b"_INBOX.>", False),
-        (b"_INBOX.", False),
-        (b"_INBOX.\xff", False),
-        (b"_INBOX.\xc3\xa4", True),
-        (b"orders", False),
-    ],
-)
-def test_inbox_rule_rejects_reply_subjects_with_blanks_or_control_bytes(reply: bytes, answered: bool) -> None:
-    assert INBOXES.allows(reply) is answered
 
 
 class Holding(Bench):
@@ -478,17 +315,6 @@ async def test_ingest_rejections_are_counted_by_reason_and_reply() -> None:
     assert len(bench.bus.lines) == 2
 
 
-async def test_ingest_batch_dropped_as_overloaded_counts_each_of_its_records() -> None:
-    bench = Holding()
-    bench.replica.is_busy = False
-    for reply in (b"", b"_INBOX.a"):
-        bench.publish(b"x", reply)
-    await turn()
-    bench.ingest.drop(bench.events[0].token, RejectReason.OVERLOADED)
-    assert bench.ingest.counters.overloaded == 2
-    assert bench.drops == [("overloaded", 1)]
-
-
 async def test_ingest_stop_releases_the_memory_of_its_queue() -> None:
     cost = OVERHEAD + 2 + 1000
     bench = Bench(ingest_queue_records=16, ingest_queue_bytes=16 * cost)
@@ -501,28 +327,6 @@ async def test_ingest_stop_releases_the_memory_of_its_queue() -> None:
     await turn()
     assert [value[:1] for batch in bench.batches for value in parse_batch(batch).values() if value] == [b"y"] * 16
     assert not bench.ingest.counters.dropped
-
-
-async def test_ingest_that_resubscribes_closes_its_former_subscription() -> None:
-    bench = Bench()
-    closed: list[int] = []
-
-    class Heard:
-        def leave(self) -> None:
-            """What is on its way still comes."""
-
-        def close(self) -> None:
-            closed.append(1)
-
-    bench.ingest._listener = Heard()  # type: ignore[assignment]
-    bench.ingest.leave()
-    assert closed == []
-    bench.ingest.resubscribe()
-    assert closed == [1]
-    assert bench.ingest._listener is bench.bus
-    bench.publish(b"again")
-    await turn()
-    assert bench.counts() == [1]
 
 
 async def test_ingest_with_a_full_queue_answers_an_envelope_with_a_negative_ack_envelope() -> None:

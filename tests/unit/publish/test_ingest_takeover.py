@@ -12,7 +12,7 @@ from liftpy.core.publish.acks import Publishers
 from liftpy.core.publish.dedup_window import StoredId
 from liftpy.core.publish.standby import FailoverBacklog
 from liftpy.core.replication.events import DuplicateReceived
-from tests.unit.publish.test_ingest import Bench, FakeBus, turn
+from tests.unit.publish.ingest_bench import Bench, FakeBus, turn
 
 
 class FakeSubscription(FakeBus):

@@ -13,8 +13,8 @@ from liftpy.config import AckPolicy
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import build_batch, parse_batch
+from tests.unit.publish.ingest_bench import turn
 from tests.unit.publish.test_conditional_publishes import LAST_ID, NAMED, OF, Bench
-from tests.unit.publish.test_ingest import turn
 
 EXPECTED = "Nats-Expected-Last-Sequence"
 WALL_NS = 1_700_000_000_000_000_000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from sidecar.dev.nats_server import find_nats_server, free_ports
-from tests.unit.publish.test_ingest import Bench
+from tests.unit.publish.ingest_bench import Bench
 from tests.unit.publish.test_message_columns import answered
 
 pytestmark = pytest.mark.timeout(60)
@@ -64,6 +65,7 @@ class Server:
             except OSError:
                 if self._process.poll() is not None:
                     raise
+                time.sleep(0.01)
         self._file = self._socket.makefile("rb")
         self._file.readline()
         hello = b'CONNECT {"verbose":false,"headers":true,"no_responders":true}\r\nSUB _INBOX.p 1\r\n'

@@ -16,11 +16,10 @@ from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import client_pb2, replication_pb2
 from liftpy.core.wire.batch import parse_batch
-from liftpy.core.wire.headers import is_status, parse_headers
 from liftpy.core.wire.subjects import InboxRule
 from sidecar.transport.liveness import QUESTION
 from tests.each import each
-from tests.unit.publish.test_ingest import Bench, turn
+from tests.unit.publish.ingest_bench import Bench, turn
 
 REPLY = b"_INBOX.p"
 ROWS = [
@@ -173,32 +172,11 @@ def message(**fields: object) -> bytes:
     return frames.encode(client_pb2.Message(**fields))  # type: ignore[arg-type]
 
 
-def test_message_columns_of_messages_without_headers_have_only_values_and_subjects() -> None:
-    columns, _ = read((b"ev", b"", b"one", b""), (b"ev", b"_INBOX.a", b"two", b""))
-    assert (columns.values, columns.subjects, columns.keys, columns.headers) == ([b"one", b"two"], ["ev", "ev"], None, None)
-    assert columns.publishers.replies == [b"", b"_INBOX.a"]
-    assert columns.publishers.policies is None
-
-
 def test_message_columns_have_headers_in_order_and_reserved_headers_as_columns() -> None:
     columns, _ = read((b"ev", b"", b"one", b""), (b"ev", b"_INBOX.a", b"two", HEADERS))
     assert columns.headers == [None, [("A", b"1"), ("A", b"2"), ("Lift-Key", b"k"), ("Lift-Ack", b"leader")]]
     assert columns.keys == [None, b"k"]
     assert columns.publishers.policies == [AckPolicy.ALL, AckPolicy.LEADER]
-
-
-def test_message_columns_have_the_fields_of_an_envelope() -> None:
-    payload = message(
-        offset=-1, key=b"k", value=b"v", headers=[header("b", b"2"), header("a", b"1")], correlationId="c", ackPolicy=0
-    )
-    columns, reader = read((b"ev.x", b"_INBOX.a", payload, b""))
-    assert (columns.values, columns.keys, columns.subjects) == ([b"v"], [b"k"], ["ev.x"])
-    assert columns.headers == [[("b", b"2"), ("a", b"1")]]
-    assert columns.publishers.policies == [AckPolicy.LEADER]
-    assert columns.publishers.envelopes is not None
-    assert columns.publishers.envelopes[0].correlation_id == "c"  # type: ignore[union-attr]
-    assert columns.expected == {}
-    assert reader.poison_envelopes == 0
 
 
 @pytest.mark.parametrize(
@@ -240,17 +218,6 @@ def test_message_columns_have_the_expected_offset_per_record() -> None:
     assert columns.expected == {0: -1}, "no record ever has that offset: refused"
 
 
-def test_message_columns_return_non_utf_8_headers_unchanged() -> None:
-    found = parse_headers(b"NATS/1.0\r\nname\xff: v\xfe\r\nno colon\r\n\r\n")
-    assert found == [("name\udcff", b"v\xfe")]
-
-
-def test_is_status_is_true_only_for_a_status_line_without_payload() -> None:
-    assert is_status(b"NATS/1.0 503\r\n\r\n", b"")
-    assert not is_status(b"NATS/1.0\r\nA: 1\r\n\r\n", b"")
-    assert not is_status(b"NATS/1.0 503\r\n\r\n", b"x")
-
-
 PROTOCOL = frames.encode(replication_pb2.ReplicationRequest(replicaID="n2", offset=3))
 
 
@@ -275,14 +242,16 @@ def test_envelope_of_another_cluster_is_stored_as_the_record_value_and_gets_no_a
     assert reader.protocol_frames == 1
 
 
-def test_stream_without_acks_ignores_the_ack_policy_and_inbox_of_a_message() -> None:
+def test_stream_without_acks_ignores_the_ack_policy_and_stores_the_reply_subject_of_a_message() -> None:
     reader = MessageDecoder(KEY, "ev", AckPolicy.NONE, INBOXES)
     enveloped = message(offset=-1, value=b"v", ackPolicy=client_pb2.ALL, ackInbox="_INBOX.c")
     columns = reader.read(
-        [(b"ev", b"_INBOX.a", b"one", HEADERS), (b"ev", b"_INBOX.b", enveloped, b""), (b"ev", b"", b"x", b"")], 77
+        [(b"ev", b"_INBOX.a", b"one", HEADERS), (b"ev", b"out.x", enveloped, b""), (b"ev", b"", b"x", b"")], 77
     )
     assert columns.values == [b"one", b"v", b"x"]
     assert columns.publishers.replies == [b"", b"", b""]
+    assert columns.replies == ["_INBOX.a", None, None]
+    assert reader.read([(b"ev", b"", b"a", b"")], 7).replies is None
 
 
 HEADER = [header("a", b"1")]
@@ -323,14 +292,6 @@ def test_envelope_that_is_rejected_adds_no_key_offset_or_header_columns() -> Non
     assert envelopes is not None
     assert envelopes[0] is not None
     assert (envelopes[0].subject, envelopes[0].policy, envelopes[0].received_wall_ns) == ("ev", AckPolicy.LEADER, 77)
-
-
-def test_stream_without_acks_stores_reply_subjects_and_sends_no_answers() -> None:
-    reader = MessageDecoder(KEY, "ev", AckPolicy.NONE, INBOXES)
-    columns = reader.read([(b"ev", b"_INBOX.1", b"a", b""), (b"ev", b"", b"b", b""), (b"ev", b"out.x", b"c", b"")], 7)
-    assert columns.replies == ["_INBOX.1", None, None]
-    assert list(columns.publishers.replies) == [b"", b"", b""]
-    assert reader.read([(b"ev", b"", b"a", b"")], 7).replies is None
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import tracemalloc
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-import crc32c
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,9 +18,9 @@ from liftpy.core.publish.producer_state import (
     Claim,
     Finding,
     Producers,
-    StoredBatch,
     distance,
     epoch_distance,
+    max_producers,
 )
 from liftpy.core.wire.batch import RecordBatch, build_batch, parse_batch
 from liftpy.errors import ProtocolError
@@ -38,9 +37,7 @@ SOME = [
 ]
 
 
-def a_batch(
-    records: list[Rec], *, base: int = 0, producer: int = 7, epoch: int = 0, sequence: int = 0, time: int = 1
-) -> RecordBatch:
+def a_batch(records: list[Rec], *, base: int = 0, producer: int = 7, epoch: int = 0, sequence: int = 0) -> RecordBatch:
     values, keys, headers = zip(*records, strict=True)
     data = build_batch(
         values,
@@ -48,7 +45,7 @@ def a_batch(
         headers=headers,
         subjects=["s"] * len(records),
         base_offset=base,
-        timestamp_ns=time,
+        timestamp_ns=1,
         producer_id=producer,
         producer_epoch=epoch,
         base_sequence=sequence,
@@ -62,10 +59,6 @@ def take(producers: Producers, batch: RecordBatch, *, whole: bool = True) -> Non
     numbering = ProducerSequences(head.producer_id, head.producer_epoch, head.base_sequence, batch.columns if whole else None)
     told = NewBatch(head.base_offset, head.last_offset, head.timestamp_ns, head.record_count, {}, numbering)
     producers.add_batch(told)
-
-
-def check_of(records: list[Rec]) -> int:
-    return crc32c.crc32c(digest_of(records).encode())
 
 
 def digest_of(records: list[Rec]) -> RollingDigest:
@@ -122,15 +115,12 @@ class Bench:
     producers: Producers = field(default_factory=lambda: Producers(0, 100))
     end: int = 0
 
-    def publish(self, records: list[Rec], *, epoch: int = 0, sequence: int = 0, reset: bool = False, time: int = 1,
-                said: list[Rec] | None = None, producer: int = 7) -> BatchCheck:  # fmt: skip
-        columns = a_batch(records).columns
-        digest = None if said is None else digest_of(said)
-        ruling = self.producers.judge(Claim(producer, epoch, sequence, len(records), reset, digest), columns)
+    def publish(self, records: list[Rec], *, epoch: int, sequence: int, reset: bool, producer: int) -> BatchCheck:
+        ruling = self.producers.judge(Claim(producer, epoch, sequence, len(records), reset), a_batch(records).columns)
         if ruling.finding is Finding.APPEND:
             rest = records[ruling.known :]
             first = (sequence + ruling.known) % (1 << 32)
-            batch = a_batch(rest, base=self.end, producer=producer, epoch=epoch, sequence=first, time=time)
+            batch = a_batch(rest, base=self.end, producer=producer, epoch=epoch, sequence=first)
             take(self.producers, batch)
             self.end += len(rest)
         return ruling
@@ -139,132 +129,10 @@ class Bench:
 A, B, C, D, E = SOME
 
 
-def test_producer_state_accepts_the_next_sequence_and_detects_duplicates_and_gaps() -> None:
-    bench = Bench()
-    assert bench.publish([A, B]) == BatchCheck(Finding.APPEND)
-    assert bench.publish([C, D], sequence=2) == BatchCheck(Finding.APPEND, next_sequence=2)
-    assert bench.publish([E], sequence=5) == BatchCheck(Finding.OUT_OF_ORDER, next_sequence=4)
-    assert bench.publish([C, D], sequence=2) == BatchCheck(Finding.DUPLICATE, known=2, offset=2, next_sequence=4)
-    assert bench.publish([B, C], sequence=1) == BatchCheck(Finding.DUPLICATE, known=2, offset=1, next_sequence=4)
-    assert bench.publish([D, E], sequence=3) == BatchCheck(Finding.APPEND, known=1, offset=3, next_sequence=4)
-    state = bench.producers.state_of(7)
-    assert state is not None
-    assert (state.epoch, state.next_sequence, state.digest) == (0, 5, digest_of([A, B, C, D, E]))
-    assert state.batches == (
-        StoredBatch(0, 2, 0, check_of([A, B])),
-        StoredBatch(2, 2, 2, check_of([A, B, C, D])),
-        StoredBatch(4, 1, 4, check_of([A, B, C, D, E])),
-    )
-
-
-def test_producer_state_of_an_unknown_producer_accepts_only_sequence_zero() -> None:
-    bench = Bench()
-    assert BatchCheck(Finding.OUT_OF_ORDER) == (Finding.OUT_OF_ORDER, 0, -1, 0)
-    assert bench.publish([A], sequence=3) == BatchCheck(Finding.OUT_OF_ORDER)
-    assert bench.publish([A], producer=8) == BatchCheck(Finding.APPEND)
-    assert bench.producers.state_of(7) is None
-
-
-def test_producer_state_fences_an_older_epoch_after_a_record_of_a_newer_epoch() -> None:
-    bench = Bench()
-    bench.publish([A], epoch=1)
-    assert bench.publish([B], epoch=1, sequence=1).finding is Finding.APPEND
-    assert bench.publish([C], epoch=2, sequence=2).finding is Finding.APPEND
-    assert bench.publish([D], epoch=1, sequence=3) == BatchCheck(Finding.FENCED, next_sequence=3)
-    assert bench.publish([C], epoch=1, sequence=2) == BatchCheck(Finding.FENCED, next_sequence=3)
-
-
-def test_producer_state_accepts_a_reset_only_with_a_new_epoch_and_sequence_zero() -> None:
-    bench = Bench()
-    bench.publish([A, B], epoch=1)
-    assert bench.publish([C], epoch=1, reset=True) == BatchCheck(Finding.DUPLICATE, known=1, offset=0, next_sequence=2)
-    assert bench.publish([C], epoch=2, sequence=1, reset=True) == BatchCheck(Finding.OUT_OF_ORDER)
-    assert bench.publish([C], epoch=2, reset=True) == BatchCheck(Finding.APPEND)
-    state = bench.producers.state_of(7)
-    assert state is not None
-    assert (state.epoch, state.next_sequence, state.digest, state.batches) == (
-        2,
-        1,
-        digest_of([C]),
-        (StoredBatch(0, 1, 2, check_of([C])),),
-    )
-
-
-def test_producer_state_detects_duplicates_repeated_with_other_batch_boundaries() -> None:
-    bench = Bench()
-    bench.publish([A, B], epoch=1)
-    bench.publish([C], epoch=1, sequence=2)
-    assert bench.publish([B, C, D, E], epoch=2, sequence=1, said=[A]) == BatchCheck(Finding.APPEND, 2, 1, 3)
-    assert bench.producers.state_of(7).digest == digest_of([A, B, C, D, E])  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize(
-    ("records", "sequence", "said"),
-    [([B, E, D], 1, [A]), ([B, C, D], 1, [E]), ([D], 3, [A, B, D]), ([C], 2, [A, A])],
-    ids=["other records", "other ones before", "nothing repeated, others before", "a whole duplicate up to the end"],
-)
-def test_producer_state_repeated_sequence_with_other_records_is_diverged(
-    records: list[Rec], sequence: int, said: list[Rec]
-) -> None:
-    bench = Bench()
-    bench.publish([A, B, C], epoch=1)
-    assert bench.publish(records, epoch=2, sequence=sequence, said=said) == BatchCheck(Finding.DIVERGED, next_sequence=3)
-    assert bench.end == 3
-
-
-def test_producer_state_detects_a_duplicate_of_an_old_batch_without_its_offset() -> None:
-    bench = Bench()
-    for sequence in range(7):
-        bench.publish([A], sequence=sequence)
-    assert bench.publish([A], sequence=1) == BatchCheck(Finding.DUPLICATE, 1, -1, 7)
-    assert bench.publish([A], sequence=2) == BatchCheck(Finding.DUPLICATE, 1, 2, 7)
-    assert bench.publish([A, A], sequence=2, epoch=1, said=[E, E]) == BatchCheck(Finding.DUPLICATE, 2, 2, 7), (
-        "who repeats himself"
-    )
-
-
-def test_producer_state_repeated_batch_with_other_bounds_or_digest_is_diverged() -> None:
-    """Two leaders gave one epoch to two processes. The batch of the second one is no duplicate of the first one's."""
-    bench = Bench()
-    for sequence in range(0, 14, 2):
-        bench.publish([A, B], sequence=sequence)
-    assert bench.publish([A, B], sequence=6, said=[A, B] * 3) == BatchCheck(Finding.DUPLICATE, 2, 6, 14)
-    assert bench.publish([B], sequence=7, said=[A, B, A, B, A, B, A]) == BatchCheck(Finding.DUPLICATE, 1, 7, 14)
-    for records, sequence, said in (([A, C], 6, [A, B] * 3), ([A], 6, [A, B] * 3), ([A, B], 2, [A, B])):
-        assert bench.publish(records, sequence=sequence, said=said) == BatchCheck(Finding.DIVERGED, next_sequence=14)
-    forgetful = Producers(0, 10)
-    for base in (0, 2):
-        batch = a_batch([A, B], base=base, sequence=base)
-        take(forgetful, batch, whole=False)
-    wrong = Claim(7, 0, 0, 1, False, digest_of([E]))
-    assert forgetful.judge(wrong, a_batch([A]).columns).finding is Finding.DUPLICATE, "nobody can tell"
-
-
-def test_producer_state_epoch_after_the_highest_is_zero_and_counts_as_newer() -> None:
-    bench = Bench()
-    bench.publish([A], epoch=65_535)
-    assert bench.publish([B], epoch=0, sequence=1) == BatchCheck(Finding.APPEND, next_sequence=1)
-    assert bench.publish([B], epoch=65_535, sequence=2) == BatchCheck(Finding.FENCED, next_sequence=2)
-    assert bench.publish([C], epoch=1, reset=True) == BatchCheck(Finding.APPEND)
-    assert (epoch_distance(0, 65_535), epoch_distance(65_535, 1)) == (1, -2)
-    assert bench.producers._states[7].digest == digest_of([C])
-
-
-def test_producer_state_sequence_after_the_highest_is_zero() -> None:
-    producers = Producers(0, 10)
+def test_distance_of_sequences_and_epochs_continues_at_zero_after_the_highest() -> None:
     last = (1 << 32) - 1
-    first, then = a_batch([A, B], sequence=last - 3), a_batch([C, D], base=2, sequence=last - 1)
-    take(producers, a_batch([E]))
-    for batch in (first, then):
-        take(producers, batch)
-    state = producers.state_of(7)
-    assert state is not None
-    assert state.next_sequence == 0
-    columns = a_batch([C]).columns
-    assert producers.judge(Claim(7, 0, 0, 1), columns).finding is Finding.APPEND
-    assert producers.judge(Claim(7, 0, last, 1), columns) == BatchCheck(Finding.DUPLICATE, 1, 3, 0)
-    assert producers.judge(Claim(7, 0, 1, 1), columns).finding is Finding.OUT_OF_ORDER
     assert (distance(1, last), distance(last, 1), distance(5, 5)) == (2, -2, 0)
+    assert (epoch_distance(0, 65_535), epoch_distance(65_535, 1)) == (1, -2)
 
 
 def test_producer_state_digest_continues_across_a_sequence_wraparound() -> None:
@@ -276,60 +144,6 @@ def test_producer_state_digest_continues_across_a_sequence_wraparound() -> None:
     take(producers, behind)
     assert states[7].digest == digest_of([A, B])
     assert len(states[7].batches) == 2
-
-
-def test_producer_state_returns_the_offset_of_a_duplicate_between_other_producers() -> None:
-    bench = Bench()
-    bench.publish([A, B])
-    bench.publish([E], producer=8)
-    bench.publish([C], sequence=2)
-    assert [bench.publish([A], sequence=sequence).offset for sequence in range(3)] == [0, 1, 3]
-
-
-def test_producer_state_truncation_resets_the_log_time_used_for_expiry() -> None:
-    bench = Bench(Producers(100, 9))
-    bench.publish([A], time=1000)
-    bench.producers.committed(0)
-    bench.publish([A], time=1090, producer=8)
-    bench.publish([A], time=5000, producer=9)
-    bench.producers.truncate(2)
-    bench.end = 2
-    bench.publish([B], time=1050, producer=10)
-    bench.producers.committed(2)
-    assert sorted(bench.producers._states) == [7, 8, 10]
-    bench.publish([C], time=9999, producer=11)
-    bench.producers.truncate(3)
-    bench.publish([C], time=1, producer=10, sequence=1)
-    assert bench.producers._states[10].time_ns == 1090
-
-
-def test_producer_state_truncation_restores_the_state_at_the_truncation_offset() -> None:
-    """The order of eviction is restored, too."""
-    bench = Bench(Producers(0, 3))
-    steps: list[tuple[list[Rec], int, int, int]] = [
-        ([A, B], 7, 0, 0), ([C], 8, 0, 0), ([D], 9, 0, 0), ([C], 7, 0, 2), ([E, D], 8, 1, 1), ([E], 7, 1, 3),
-    ]  # fmt: skip
-    known = [(0, [])]
-    for records, producer, epoch, sequence in steps:
-        assert bench.publish(records, producer=producer, epoch=epoch, sequence=sequence).finding is Finding.APPEND
-        known.append((bench.end, list(bench.producers._states.items())))
-    for end, states in reversed(known[3:]):
-        bench.producers.truncate(end)
-        assert list(bench.producers._states.items()) == states
-    bench.end = known[3][0]
-    assert bench.publish([C], sequence=2) == BatchCheck(Finding.APPEND, next_sequence=2)
-    assert bench.publish([B], sequence=1) == BatchCheck(Finding.DUPLICATE, 1, 1, 3)
-    bench.producers.truncate(known[3][0])
-    bench.end = known[3][0]
-    assert bench.publish([A], producer=10).finding is Finding.APPEND
-    assert sorted(bench.producers._states) == [8, 9, 10], "7 was heard first"
-    bench.producers.committed(bench.end)
-    file = bench.producers.snapshot()
-    bench.producers._states = dict(reversed(bench.producers._states.items()))
-    for data in (b"".join(file()), b"".join(bench.producers.snapshot()())):
-        again = Producers(0, 3)
-        again.restore(data, bench.end)
-        assert list(again._states) == [8, 9, 10]
 
 
 def test_producer_state_of_an_incomplete_log_has_no_digest() -> None:
@@ -345,22 +159,11 @@ def test_producer_state_of_an_incomplete_log_has_no_digest() -> None:
         assert state.digest is None
         wrong = digest_of([E])
         assert producers.judge(Claim(7, 0, second + 1, 1, False, wrong), batch.columns).finding is Finding.APPEND
-
-
-def test_producer_state_expires_by_committed_time_and_evicts_the_least_recently_used() -> None:
-    bench = Bench(Producers(100, 2))
-    bench.publish([A], time=1000)
-    bench.publish([B], time=1100, producer=8)
-    assert bench.producers.state_of(7) is not None, "what is above HW may be cut"
-    bench.producers.committed(0)
-    assert bench.producers.state_of(7) is not None
-    bench.producers.committed(1)
-    assert (bench.producers.state_of(7), bench.producers.evicted_count) == (None, 0)
-    bench.publish([A], time=1100, producer=9)
-    bench.publish([B], time=1100, producer=8, sequence=1)
-    bench.publish([A], time=1100, producer=10)
-    assert (len(bench.producers), bench.producers.evicted_count) == (2, 1)
-    assert bench.producers.state_of(9) is None, "8 was heard of after it"
+    producers = Producers(0, 10)
+    for base in (0, 2):
+        take(producers, a_batch([A, B], base=base, sequence=base), whole=False)
+    duplicate = Claim(7, 0, 0, 1, False, digest_of([E]))
+    assert producers.judge(duplicate, a_batch([A]).columns).finding is Finding.DUPLICATE, "nobody can tell"
 
 
 @settings(max_examples=examples(150))
@@ -415,3 +218,4 @@ def test_producer_state_size_bytes_match_the_memory_used() -> None:
     tracemalloc.stop()
     assert STATE_BYTES / 3 < taken < STATE_BYTES * 1.5
     assert producers.size_bytes == STATE_BYTES * count
+    assert (max_producers(10 * STATE_BYTES), max_producers(1)) == (10, 1)

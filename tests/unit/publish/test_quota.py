@@ -21,7 +21,7 @@ from liftpy.core.wire._pb import client_pb2
 from liftpy.errors import ConfigError
 from tests.unit.publish import test_producer_batches as producers
 from tests.unit.publish.batches import Bench
-from tests.unit.publish.test_ingest import turn
+from tests.unit.publish.ingest_bench import turn
 from tests.unit.publish.test_ingest_takeover import FakeSubscription, Leader, message
 
 _Ack = client_pb2.Ack

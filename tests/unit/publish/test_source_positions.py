@@ -9,11 +9,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from liftpy.client.write_epoch import offset_in
-from liftpy.core.publish.digest import RollingDigest
 from liftpy.core.publish.log_state import _new_batch_of
 from liftpy.core.publish.producer_state import (
     STATE_BYTES,
-    BatchCheck,
     Claim,
     Finding,
     ProducerGrant,
@@ -64,85 +62,20 @@ class Bench:
         position: SourcePosition | None = None,
         *,
         epoch: int = 0,
-        count: int = 1,
         name: str = "",
         reset: bool = False,
-    ) -> BatchCheck:
-        batch = a_batch(count, base=self.end, epoch=epoch, sequence=sequence, name=name, position=position)
-        claim = Claim(P, epoch, sequence, count, reset, None, 1, name, position)
-        ruling = self.producers.judge(claim, batch.columns)
-        if ruling.finding is Finding.APPEND:
-            self.producers.add_batch(_new_batch_of(batch))
-            self.end += count
-        return ruling
+    ) -> None:
+        batch = a_batch(base=self.end, epoch=epoch, sequence=sequence, name=name, position=position)
+        claim = Claim(P, epoch, sequence, 1, reset, None, 1, name, position)
+        assert self.producers.judge(claim, batch.columns).finding is Finding.APPEND
+        self.producers.add_batch(_new_batch_of(batch))
+        self.end += 1
 
     @property
     def state(self) -> tuple[str, SourcePosition | None]:
         state = self.producers.state_of(P)
         assert state is not None
         return state.name, state.position
-
-
-def test_producer_records_at_or_below_its_source_position_are_duplicates() -> None:
-    bench = Bench()
-    assert bench.publish(0, at(4), count=2).finding is Finding.APPEND
-    assert bench.publish(2, at(9)).finding is Finding.APPEND
-    assert bench.publish(2, at(9)) == BatchCheck(Finding.DUPLICATE, 1, 2, 3)
-    assert bench.publish(3, at(9), epoch=1, count=3) == BatchCheck(Finding.DUPLICATE, 3, -1, 3), (
-        "another process's: nobody says where"
-    )
-    assert bench.publish(50, at(3), epoch=1).finding is Finding.DUPLICATE
-    assert bench.publish(4, at(10)).finding is Finding.OUT_OF_ORDER, "one is missing before it"
-    assert bench.publish(2, at(10), epoch=1, count=2).finding is Finding.DIVERGED, "a batch is there as a whole, or not"
-    assert bench.publish(3, at(10), epoch=1).finding is Finding.APPEND
-    assert bench.state == ("", at(10))
-
-
-@pytest.mark.parametrize(
-    ("position", "name", "finding"),
-    [
-        (at(20, uid="v"), "", Finding.CONFLICT),
-        (at(20, partition=1), "", Finding.CONFLICT),
-        (None, "", Finding.CONFLICT),
-        (at(20, 1), "", Finding.FENCED),
-        (at(20, 2), "other", Finding.CONFLICT),
-        (at(20, 2), "", Finding.APPEND),
-        (at(20, 3), "me", Finding.APPEND),
-    ],
-)
-def test_producer_with_another_name_or_source_position_than_stored_is_rejected(
-    position: SourcePosition | None, name: str, finding: Finding
-) -> None:
-    bench = Bench()
-    bench.publish(0, at(4, 2), name="me")
-    assert bench.state == ("me", at(4, 2))
-    assert bench.publish(1, position, epoch=1, name=name).finding is finding
-    bench.registry.begin()
-    asked = bench.registry.ask(ProducerRequest(P, 9, 1, name, position))
-    if finding is Finding.APPEND:
-        assert isinstance(asked, ProducerGrant)
-    else:
-        assert asked is finding
-    assert bench.state[0] == "me"
-
-
-def test_producer_with_sequences_may_use_source_positions_only_after_a_reset() -> None:
-    bench = Bench()
-    bench.publish(0)
-    assert bench.publish(1, at(5), epoch=1).finding is Finding.CONFLICT
-    assert bench.publish(0, at(5), epoch=1, reset=True).finding is Finding.APPEND
-    assert bench.state == ("", at(5))
-
-
-def test_producers_with_the_same_id_and_other_names_conflict_before_a_record_is_stored() -> None:
-    """Two members of a group differ: the one of the later generation continues."""
-    registry = Bench().registry
-    assert registry.ask(ProducerRequest(P, 1, 0, "me")) == ProducerGrant(0, 0, RollingDigest(), False, -1)
-    assert registry.ask(ProducerRequest(P, 2, 0, "you")) is Finding.CONFLICT
-    assert registry.ask(ProducerRequest(P, 3, 0, "me", at(0, 4))) != Finding.CONFLICT
-    assert registry.ask(ProducerRequest(P, 4, 0, "me", at(0, 3))) is Finding.FENCED
-    registry.begin()
-    assert isinstance(registry.ask(ProducerRequest(P, 2, 0, "you")), ProducerGrant), "nothing of the other is in the log"
 
 
 def test_producer_state_response_contains_the_source_position() -> None:

@@ -669,42 +669,15 @@ def test_state_transfer_from_an_incomplete_copy_that_an_unclean_election_made_le
 
 
 # ---- in slices -------------------------------------------------------------------------------------------------------------
-class Watched:
-    """numpy, and how many values were given to it, or asked of it, at once."""
-
-    def __init__(self) -> None:
-        self.sizes: list[int] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(np, name)
-
-    def array(self, values: Any, kind: Any) -> Any:
-        self.sizes.append(len(values))
-        return np.array(values, kind)
-
-    def cumsum(self, values: Any, **more: Any) -> Any:
-        self.sizes.append(len(values))
-        return np.cumsum(values, **more)
-
-
-@pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
-    made = Watched()
+def test_state_column_packed_in_chunks_equals_one_array(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_state_part, "SLICE", 4)
-    monkeypatch.setattr(log_state_part, "np", made)
-    return made
-
-
-def test_state_column_packed_in_chunks_equals_one_array(watched: Watched) -> None:
     numbers, texts = list(range(11)), [b"%d" % n for n in range(11)]
-    assert b"".join(log_state_part.pack_numbers(numbers, np.uint32)) == np.array(numbers, np.uint32).tobytes()
+    packed = log_state_part.pack_numbers(numbers, np.uint32)
+    assert (b"".join(packed), [len(piece) // 4 for piece in packed]) == (np.array(numbers, np.uint32).tobytes(), [4, 4, 3])
     assert log_state_part.pack_numbers([], np.int64) == log_state_part.join_texts([]) == []
     assert log_state_part.join_texts(texts) == [b"0123", b"4567", b"8910"]
-    assert watched.sizes == [4, 4, 3]
-    watched.sizes.clear()
     assert list(log_state_part.numbers(np.array(numbers))) == numbers
     assert list(log_state_part.cut_up(b"xx012345678910", 2, np.array([len(text) for text in texts]))) == texts
-    assert watched.sizes == [4, 4, 3]
     assert list(log_state_part.cut_up(b"", 0, np.array([], np.uint32))) == []
 
 

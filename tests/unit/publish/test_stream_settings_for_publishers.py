@@ -6,7 +6,7 @@ from liftpy.config import StreamConfig
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import parse_batch
-from tests.unit.publish.test_ingest import Bench, turn
+from tests.unit.publish.ingest_bench import Bench, turn
 from tests.unit.publish.test_message_columns import REPLY, answered, block
 
 

@@ -18,12 +18,10 @@ from liftpy.core.publish.message_decoder import body_to_store
 from liftpy.core.services.outbox import (
     OutputConflictError,
     Route,
-    RouteTarget,
     headers_of,
     number_of,
     partitions_of,
     place_of,
-    sort_in,
 )
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
@@ -65,12 +63,6 @@ def test_service_output_route_assigns_disjoint_target_partitions_to_service_part
     with pytest.raises(ConfigError, match="partitions cannot be shared by"):
         partitions_of(0, 2, 3, ALERTS)
     assert place_of(None, (1, 3)) == 1
-
-
-def test_service_output_route_skips_copied_outputs_and_outputs_of_other_routes() -> None:
-    places = {0: RouteTarget(5, 2)}
-    sort_in([output(n, to) for n, to in ((1, "alerts"), (2, "alerts"), (3, ""), (4, "other"), (5, "alerts"))], ALERTS, places)
-    assert [record.offset for record in places[0].waiting] == [5]
 
 
 def test_service_output_route_copy_headers_contain_the_output_number() -> None:

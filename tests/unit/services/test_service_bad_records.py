@@ -35,7 +35,7 @@ from liftpy.service import Identity, Outbox, Role, Service, ServiceFailedError, 
 from liftpy.service.bad_record_writer import DecisionWriter
 from liftpy.testing.memory import memory_cluster
 from tests.each import each
-from tests.unit.services.test_record_feeder import Node as FeederNode
+from tests.unit.services.feeder_node import Node as FeederNode
 
 WHO = Identity("brittle", "in", "u1", 0)
 

@@ -107,7 +107,7 @@ def test_service_snapshot_answers_encode_to_the_recorded_bytes() -> None:
     again = decode_answers(data)
     assert [again.get(name) for name in ("é1", "b", "c")] == [Answer(5, "é1", b"yes"), Answer(6, "b", b""), None]
     assert len(decode_answers(b"")) == 0
-    for wrong in (data[:-1], data + b"x", data + data[:18], data[:14] + b"\xff" + data[15:]):
+    for wrong in (data[:-1], data + b"x", data + data, data + data[:18], data[:14] + b"\xff" + data[15:]):
         with pytest.raises(CorruptionError):
             decode_answers(wrong)
 

@@ -32,7 +32,7 @@ from liftpy.service.bad_record_writer import DecisionWriter, RecordWriter
 from liftpy.service.host import ServiceHost
 from liftpy.service.settings import ServiceSettings
 from liftpy.service.snapshots import ServiceLock
-from tests.unit.services.test_record_feeder import EVERY, FakeLog, Sum
+from tests.unit.services.feeder_node import EVERY, FakeLog, Sum
 
 
 class Quiet(Sum):

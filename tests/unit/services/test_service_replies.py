@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from liftpy.core.publish.message_decoder import MessageDecoder
 from liftpy.core.services.bad_records import SkipDecision, Unit
 from liftpy.core.services.replies import Answer, AnswerTable, Reply, ReplyBuffer, decode_answers, message_id_of
 from liftpy.core.wire.subjects import DEFAULT_INBOX_PREFIXES, InboxRule
-from liftpy.errors import CorruptionError, ProtocolError, UnavailableError
+from liftpy.errors import ProtocolError, UnavailableError
 from liftpy.service import DivergedError, Identity, Outbox, Record, Service, ServiceFailedError, ServiceMachine
 from liftpy.service.reply_sender import Replier
 from liftpy.service.settings import ServiceSettings
@@ -109,11 +108,9 @@ def test_service_command_that_is_skipped_gets_an_error_reply() -> None:
     [
         (lambda s, r: (s.reply(r, b"x"), s.reply(r, b"y")), "once"),
         (lambda s, r: s.reply(r._replace(offset=7), b"x"), "reply() was called too late or twice"),
-        (lambda s, r: s.reply(r, "text"), "bytes"),
-        (lambda s, r: s.reply(r, b"x" * 300_000), "at most"),
     ],
 )
-def test_service_reply_with_wrong_arguments_fails_the_service(wrong: Any, why: str) -> None:
+def test_service_reply_to_an_answered_or_other_record_fails_the_service(wrong: Any, why: str) -> None:
     class Wrong(Adder):
         on_error = "stop"
 
@@ -192,12 +189,6 @@ def test_service_answer_table_above_its_limit_drops_the_oldest_answer() -> None:
         small.add(Answer(number, str(number), b"x" * 20))
     assert len(small.encode()) <= 100
     assert len(small) == 2
-    data = table.encode()
-    for end in range(1, len(data)):
-        with contextlib.suppress(CorruptionError):
-            assert len(decode_answers(data[:end])) == 1
-    with pytest.raises(CorruptionError):
-        decode_answers(data + data)
 
 
 @pytest.mark.parametrize("value", [b"\xff", b"x" * 257, b""])

@@ -23,7 +23,7 @@ from liftpy.service import Identity, Outbox, Role, Snapshot, snapshots
 from liftpy.service.settings import ServiceSettings
 from liftpy.service.snapshots import SnapshotFetcher, SnapshotKeeper, SnapshotServer, SnapshotStore
 from tests.only_in import only_in
-from tests.unit.services.test_record_feeder import EndlessSearch, FakeLog, Node, Sum
+from tests.unit.services.feeder_node import EndlessSearch, FakeLog, Node, Sum
 from tests.until import until
 
 WHO = Identity("sum", "in", "u1", 0)

@@ -30,7 +30,7 @@ from sidecar.status import answers as module
 from sidecar.status.answers import PageAnswers, SharedAnswers, question_of
 from tests.each import each
 from tests.only_in import only_in
-from tests.unit.status.test_metrics import a_reporter, a_worker, gathered
+from tests.unit.status.fake_reporter import a_reporter, a_worker, gathered
 
 
 def a_state(partition: int = 0, isr: tuple[str, ...] = ("n1", "n2", "n3"), **more: Any) -> PartitionState:

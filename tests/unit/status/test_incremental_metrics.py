@@ -22,8 +22,8 @@ from sidecar.runtime import clock
 from sidecar.status import figures as figures_module
 from sidecar.status.figures import NodeFigures
 from tests.each import each
+from tests.unit.status.fake_reporter import Held, a_reporter, a_worker
 from tests.unit.status.full_metrics_scan import kept, walked
-from tests.unit.status.test_metrics import Held, a_reporter, a_worker
 
 _ROLES = (RoleName.LEADER, RoleName.LEADER, RoleName.FOLLOWER, RoleName.CANDIDATE)
 _ISRS = (("n1", "n2", "n3"), ("n1", "n2"), ("n1",))

@@ -24,7 +24,7 @@ from sidecar.status.figures import Figures, NodeFigures
 from sidecar.status.merged_status import add_figures, figures_to_json
 from sidecar.status.metric_names import COUNTER, TABLE
 from tests.long import sampled
-from tests.unit.status.test_metrics import a_reporter, a_worker
+from tests.unit.status.fake_reporter import a_reporter, a_worker
 
 _STEPS = 60
 _ROLES = (RoleName.LEADER, RoleName.FOLLOWER, RoleName.CANDIDATE)

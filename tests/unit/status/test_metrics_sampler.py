@@ -15,7 +15,7 @@ from sidecar.partition import metric_sums
 from sidecar.runtime import clock
 from sidecar.status import sampler
 from sidecar.status.sampler import MOST_COVERED_S, MOST_REST_S, SLICE_S, Sampler
-from tests.unit.status.test_metrics import a_reporter, a_worker, gathered, shown
+from tests.unit.status.fake_reporter import a_reporter, a_worker, gathered, shown
 
 
 class Clocks:

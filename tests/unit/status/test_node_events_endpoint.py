@@ -10,7 +10,7 @@ from typing import Any
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from sidecar.runtime.settings import NodeSettings
 from sidecar.status.status_api import StatusHandler
-from tests.unit.status.test_status_endpoint import Bus
+from tests.unit.status.fake_bus import Bus
 
 READ = {"stream": "orders", "partition": 2, "sender": "alice", "query": 'key="k7" limit=20'}
 

@@ -20,8 +20,8 @@ from sidecar.status.answers import BUSY, FAILED, MOST_QUESTIONS, MOST_WAITING, S
 from sidecar.status.figures import Figures, NodeFigures
 from sidecar.status.status_api import NodeStatusRequester, StatusHandler
 from sidecar.transport.liveness import QUESTION
-from tests.unit.status.test_metrics import a_reporter, a_worker
-from tests.unit.status.test_status_endpoint import Bus
+from tests.unit.status.fake_bus import Bus
+from tests.unit.status.fake_reporter import a_reporter, a_worker
 from tests.unit.status.test_status_page import Reporter as Paged
 from tests.until import until
 

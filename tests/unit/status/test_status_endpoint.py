@@ -35,6 +35,7 @@ from sidecar.status.report import Reporter
 from sidecar.status.status_api import PAGE_PARTITIONS, StatusHandler
 from sidecar.transport.liveness import QUESTION
 from tests.conformance.two_workers import TwoWorkers
+from tests.unit.status.fake_bus import Bus
 from tests.unit.status.test_status_page import Reporter as Paged
 from tests.until import until
 
@@ -165,23 +166,6 @@ def test_status_report_of_a_node_with_running_group_coordinators_has_their_group
         assert (without.coordinators(), [*without.group_rows()]) == ([], [])
         assert set(map(len, without.group_rows_of("bills").values())) == {0}
         assert (without.group_lags(), without.lags_by_group()) == ({}, {})
-
-
-# ---- over NATS -------------------------------------------------------------------------------------------------------------
-class Bus:
-    max_payload = 1 << 20
-    unsent_bytes = 0
-
-    def __init__(self) -> None:
-        self.listening: dict[str, Callable[..., None]] = {}
-        self.sent: list[tuple[str, bytes]] = []
-
-    def listen(self, subject: str, arrived: Callable[..., None]) -> None:
-        self.listening[subject] = arrived
-
-    def send(self, subject: str, parts: tuple[bytes, ...]) -> bool:
-        self.sent.append((subject, b"".join(parts)))
-        return True
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from liftpy.core.observe.node_summary import ASKED, LATENCY_S, summary_from_json
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from sidecar.runtime.settings import NodeSettings
 from sidecar.status.status_api import StatusHandler, summarize_node
-from tests.unit.status.test_metrics import a_reporter, a_worker, gathered, shown
-from tests.unit.status.test_status_endpoint import Bus
+from tests.unit.status.fake_bus import Bus
+from tests.unit.status.fake_reporter import a_reporter, a_worker, gathered, shown
 
 
 def test_status_summary_numbers_equal_the_metrics() -> None:

@@ -25,8 +25,8 @@ from sidecar.transport.connection import BusConnection, open_bus
 from sidecar.transport.ingest_connection import IngestConnection
 from sidecar.transport.parser import IngestParser
 from tests.each import each
+from tests.unit.transport.fake_client import FakeClient
 from tests.unit.transport.fake_server import FakeServer
-from tests.unit.transport.test_parser import FakeClient
 from tests.until import until
 
 MIB = 1024 * 1024

@@ -23,7 +23,7 @@ from sidecar.transport.parser import IngestParser, SinkParser
 from tests.long import examples
 from tests.unit.publish.batches import Bench, published
 from tests.unit.publish.test_quota import enveloped
-from tests.unit.transport.test_parser import FakeClient
+from tests.unit.transport.fake_client import FakeClient
 
 MS = 1_000_000
 HEADERS = b"NATS/1.0\r\n\r\n"

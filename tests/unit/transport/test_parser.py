@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from typing import Any
 
 import pytest
-from nats.aio.subscription import Subscription
 from nats.protocol.parser import ProtocolError
 
 from liftpy.nats.parser import Pattern
 from sidecar.transport.parser import SinkParser
 from tests.each import each
+from tests.unit.transport.fake_client import FakeClient
 from tests.unit.transport.parser_fuzz import complete, fuzz
 
 MESSAGES = [
@@ -33,22 +32,6 @@ def wire(message: tuple[bytes, bytes, bytes, bytes], sid: int = 1) -> bytes:
             subject, sid, reply, len(headers), len(headers) + len(payload), headers, payload,
         )  # fmt: skip
     return b"MSG %b %d%b %d\r\n%b\r\n" % (subject, sid, reply, len(payload), payload)
-
-
-class FakeClient:
-    """What nats-py's parser calls."""
-
-    def __init__(self) -> None:
-        self.stats = {"in_msgs": 0, "in_bytes": 0}
-        self.calls: Counter[str] = Counter()
-        self._subs = {7: Subscription(self, 7, "a.*")}
-        self.failed: list[bytes] = []
-
-    def sink_failed(self, subject: bytes, error: Exception) -> None:
-        self.failed.append(subject)
-
-    async def _process_ping(self) -> None:
-        self.calls["ping"] += 1
 
 
 def run(chunks: list[bytes]) -> tuple[list[tuple[bytes, bytes, bytes, bytes]], FakeClient]:

@@ -48,7 +48,8 @@ def test_inbox_rule_by_default_allows_the_inbox_of_every_user(subject: bytes, al
 GOOD = (b"_INBOX.x", b"_INBOX_alice.x.y", b"_INBOX." + b"x" * 248)
 BAD = (
     b"", b"_INBOX.", b"orders", b"_INBOX.a b", b"_INBOX.a*", b"_INBOX_\xff.x", b"_INBOX." + b"x" * 249, b"_INBOX.a\n",
-    b"\n_INBOX.a", b"_INBOX.a\n_INBOX.b", b"liftpy.inbox.n1.x", b"_INBOX.a\r", b"x_INBOX.a", b"_INBOX.\x7f",
+    b"\n_INBOX.a", b"_INBOX.a\n_INBOX.b", b"liftpy.inbox.n1.x", b"_INBOX.a\r", b"x_INBOX.a", b"_INBOX.\x7f", b"_INBOX.a\x00b",
+    b"_INBOX.a\x0bb", b"_INBOX.a\x1fb", b"_INBOX.a\r\nPUB x 0", b"_INBOX.*", b"_INBOX.>",
 )  # fmt: skip
 
 
@@ -66,8 +67,9 @@ def test_inbox_rule_allows_a_list_of_subjects_only_if_each_is_allowed(subjects: 
 
 
 @each("bad", BAD)
-def test_inbox_rule_rejects_a_list_with_one_forbidden_subject(bad: bytes) -> None:
+def test_inbox_rule_rejects_a_forbidden_subject_alone_and_in_a_list(bad: bytes) -> None:
     rule = InboxRule(DEFAULT_INBOX_PREFIXES)
+    assert not rule.allows(bad)
     assert rule.allows_all(GOOD * 50)
     for place in (0, 75, 150):
         subjects = list(GOOD * 50)
