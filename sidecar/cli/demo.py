@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import tempfile
 import time
 from dataclasses import asdict
@@ -24,6 +23,7 @@ from rich.table import Table
 from liftpy.client import Client, connect
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import json_option
+from sidecar.cli.output import print_json
 from sidecar.dev import demo_steps as steps
 from sidecar.dev.cluster import DevCluster
 from sidecar.dev.demo_flights import FLIGHT_COUNT, Delays, read_flights
@@ -67,7 +67,7 @@ def demo(context: click.Context, records: int, with_spark: bool, as_json: bool) 
     seconds = time.monotonic() - started
     agrees = all(step.agrees for step in done)
     if as_json:
-        click.echo(json.dumps(_as_json(done, delays, failover, missing, seconds, agrees)))
+        print_json(_as_json(done, delays, failover, missing, seconds, agrees))
     else:
         shown.result(done, delays, missing, seconds, agrees)
     context.exit(0 if agrees else EXIT_DIFFERS)

@@ -6,7 +6,6 @@ The events are equal on every controller. So the command can continue at another
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -23,7 +22,7 @@ from liftpy.core.wire.subjects import EVENTS_STREAM
 from liftpy.errors import LiftError, NotAllowedError, UnavailableError
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import Duration, connection_options, json_option
-from sidecar.cli.output import wait_for_closed_pipe
+from sidecar.cli.output import print_json, wait_for_closed_pipe
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 from sidecar.runtime.tasks import start_attended
@@ -171,8 +170,9 @@ def _show(page: dict[str, Any], as_json: bool) -> None:
     if page["gap"] and not as_json:
         click.echo(f"(the history up to entry {page['begins']:,} is no longer in memory)")
     elif page["gap"]:
-        click.echo(json.dumps({"kind": "gap", "up_to_index": page["begins"]}))
+        print_json({"kind": "gap", "up_to_index": page["begins"]})
     for event in page["events"]:
-        click.echo(
-            json.dumps(event) if as_json else f"{event['time']}  {event['index']}.{event['number']}  {event_text(event)}"
-        )
+        if as_json:
+            print_json(event)
+        else:
+            click.echo(f"{event['time']}  {event['index']}.{event['number']}  {event_text(event)}")

@@ -7,7 +7,6 @@ the executors of Spark. ``SparkTarget`` and the functions before the commands sa
 from __future__ import annotations
 
 import functools
-import json
 import os
 import signal
 import sys
@@ -43,7 +42,7 @@ from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.main import EXIT_UNAVAILABLE, SIGNALED, stop_signals
 from sidecar.cli.options import Duration, OutputFile, connection_options, internal_option, json_option, timeout_option
-from sidecar.cli.output import Progress, print_table
+from sidecar.cli.output import Progress, print_json, print_table
 from sidecar.runtime.settings import Target
 
 if TYPE_CHECKING:
@@ -285,7 +284,7 @@ def _show_archived_batch(done: Archived, *, as_json: bool) -> None:
     if as_json:
         ends = {f"{stream}/{partition}": end for (stream, partition), end in sorted(done.ends.items())}
         fields = {"batch": done.batch, "repeated": done.repeated, "files": done.files, "records": done.record_count}
-        click.echo(json.dumps({**fields, "bytes": done.size_bytes, "seconds": round(done.took_s, 3), "ends": ends}))
+        print_json({**fields, "bytes": done.size_bytes, "seconds": round(done.took_s, 3), "ends": ends})
         return
     what = "in the table before" if done.repeated else f"version {done.version}"
     rate = done.record_count / max(done.took_s, 1e-3)
@@ -295,7 +294,7 @@ def _show_archived_batch(done: Archived, *, as_json: bool) -> None:
 
 def _show_archived(records: int, took_s: float, *, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps({"archived": records, "seconds": round(took_s, 3)}))
+        print_json({"archived": records, "seconds": round(took_s, 3)})
     else:
         click.echo(f"{records:,} records archived in {took_s:.1f} s")
 
@@ -305,7 +304,7 @@ def _show_archive_plan(plan: ArchivePlan, *, as_json: bool) -> None:
     starts = {f"{stream}/{partition}": offset for (stream, partition), offset in sorted(prospect.starts.items())}
     if as_json:
         orphans = {"files": list(prospect.orphans.files), "bytes": prospect.orphans.size_bytes, "left": prospect.orphans.left}
-        click.echo(json.dumps({"resumed": prospect.resumed, "starts": starts, "waiting": prospect.waiting, "orphans": orphans}))
+        print_json({"resumed": prospect.resumed, "starts": starts, "waiting": prospect.waiting, "orphans": orphans})
         return
     click.echo("resumes from its checkpoint" if prospect.resumed else "starts a new query")
     for name, offset in starts.items():
@@ -376,7 +375,7 @@ def _show_replay_plan(plan: ReplayPlan, *, as_json: bool) -> None:
     total = sum(planned.record_count for planned in shares)
     if as_json:
         ranges = {f"{one.stream}/{one.partition}": [one.start_offset, one.end_offset] for one in shares}
-        click.echo(json.dumps({"target": plan.target, "ranges": ranges, "records": total}))
+        print_json({"target": plan.target, "ranges": ranges, "records": total})
         return
     for planned in shares:
         click.echo(f"{planned}: {planned.record_count:,} records")
@@ -398,7 +397,7 @@ def _show_replayed(done: list[ShareDone], took_s: float, *, as_json: bool) -> No
             }
             for one in done
         ]
-        click.echo(json.dumps({"records": records, "known": known, "seconds": round(took_s, 3), "shares": shares}))
+        print_json({"records": records, "known": known, "seconds": round(took_s, 3), "shares": shares})
         return
     for one in done:
         click.echo(
@@ -442,7 +441,7 @@ def compact(
             starts = {f"{name}/{partition}": offset for (name, partition), offset in sorted(step.starts.items())}
             known = 0 if step.before is None else step.before.record_count
             if as_json:
-                click.echo(json.dumps({"starts": starts, "waiting": step.waiting, "keys": known}))
+                print_json({"starts": starts, "waiting": step.waiting, "keys": known})
             else:
                 click.echo(f"{step.waiting:,} records are new, from {starts}; the table has {known:,} keys")
             return
@@ -452,7 +451,7 @@ def compact(
             fields = {"read": done.read, "keys": done.keys, "bytes": done.size_bytes, "version": done.version}
             took_s = time.monotonic() - began_s
             if as_json:
-                click.echo(json.dumps({**fields, "seconds": round(took_s, 3)}))
+                print_json({**fields, "seconds": round(took_s, 3)})
             else:
                 what = "nothing was new" if done.version < 0 else f"version {done.version}, {done.size_bytes / 1e6:.1f} MB"
                 click.echo(f"{done.keys:,} keys of {done.read:,} new records in {took_s:.1f} s, {what}")
@@ -486,7 +485,7 @@ def audit(
             access, wanted, spark=session, patience_s=timeout_s, tasks=tasks, internal=target.internal, tell=tell
         )
     if as_json:
-        click.echo(json.dumps(report.to_json()))
+        print_json(report.to_json())
     else:
         _show_audit(report)
     if report.first is not None:
@@ -578,7 +577,7 @@ def stats(
     if plot is not None:
         save_plot(report, plot)
     if as_json:
-        click.echo(json.dumps(report.to_json()))
+        print_json(report.to_json())
     else:
         _show_stats(report)
 

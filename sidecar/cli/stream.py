@@ -7,7 +7,6 @@ publishes until ``liftpy stream resume``, or until the next publish with ``--res
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import time
 from collections.abc import Callable
@@ -42,7 +41,7 @@ from sidecar.cli.options import (
     json_option,
     timeout_option,
 )
-from sidecar.cli.output import count_of, print_table
+from sidecar.cli.output import count_of, print_json, print_table
 from sidecar.cli.reassignment import follow, move_timeout_option, same_stream, wait_option
 from sidecar.cli.session import with_client
 from sidecar.cli.stream_settings import (
@@ -138,7 +137,7 @@ def purge(
         with_client(target, lambda client: carry_out(client, purged))
     if as_json:
         counts = [one.as_object("end_offset", "at_least") for one in purged]
-        click.echo(json.dumps({"stream": name, "dry_run": dry_run, "waited": wait and not dry_run, "purged": counts}))
+        print_json({"stream": name, "dry_run": dry_run, "waited": wait and not dry_run, "purged": counts})
         return
     how = "would be deleted" if dry_run else "are deleted on every replica" if wait else "will be deleted"
     for one in purged:
@@ -275,7 +274,7 @@ def delete_records(
         with_client(target, lambda client: carry_out(client, deletions))
     if as_json:
         rows = [one.as_object("offset", "at_most") for one in deletions]
-        click.echo(json.dumps({"stream": name, "dry_run": dry_run, "begins": rows}))
+        print_json({"stream": name, "dry_run": dry_run, "begins": rows})
         return
     for one in deletions:
         click.echo(shown(one, "would begin", "would be deleted") if dry_run else shown(one, "begins", "are deleted"))
@@ -389,9 +388,7 @@ def alter(
         ]
         facts = {"stream": name, "replication_factor": decided.replica_count, "dry_run": dry_run, "partitions": partitions}
         changes = {key: {"before": old, "after": new} for key, old, new in _changes(before, decided)}
-        click.echo(
-            json.dumps(facts | {"settings": settings_as_json(decided.config, decided.replica_count), "changes": changes})
-        )
+        print_json(facts | {"settings": settings_as_json(decided.config, decided.replica_count), "changes": changes})
     elif wait and not dry_run and factor is not None:
         click.echo(f"every partition of {name} has {factor} replicas")
 
@@ -469,7 +466,7 @@ def _pause_show(image: StreamInfo, partitions: tuple[int, ...], as_json: bool) -
     about = [p for p in image.partitions if not partitions or p.partition in partitions]
     if as_json:
         pauses = [{"partition": p.partition, "paused": p.pause.words} for p in about]
-        click.echo(json.dumps({"stream": image.name, "uid": image.uid, "partitions": pauses}))
+        print_json({"stream": image.name, "uid": image.uid, "partitions": pauses})
         return
     for p in about:
         state = f"is paused {p.pause.words}" if p.pause.takes_nothing else "accepts publishes"
@@ -529,7 +526,7 @@ def create(
 
     info, why = with_client(target, work)
     if as_json:
-        click.echo(json.dumps(stream_json(info)))
+        print_json(stream_json(info))
         return
     count = info.replica_count
     click.echo(
@@ -566,7 +563,7 @@ def add_partitions(
         )
         return
     info = with_client(target, lambda client: client.admin.add_partitions(name, total or 0, placement=placement))
-    click.echo(json.dumps(stream_json(info)) if as_json else f"stream {name} has {count_of(len(info.partitions), 'partition')}")
+    print_json(stream_json(info)) if as_json else click.echo(f"stream {name} has {count_of(len(info.partitions), 'partition')}")
 
 
 @stream.command(name="list", example="liftpy stream list")
@@ -577,7 +574,7 @@ def list_streams(as_json: bool, target: Target) -> None:
     """List all streams. Internal streams need --internal."""
     streams = with_client(target, lambda client: client.admin.list_streams(internal=target.internal))
     if as_json:
-        click.echo(json.dumps([stream_json(s) for s in streams]))
+        print_json([stream_json(s) for s in streams])
         return
     rows = [(s.name, s.subject, _partitions(s), str(s.replica_count), s.config.ack_policy.value, s.uid) for s in streams]
     columns = ("stream", "subject", "partitions", "replicas", "ack", "uid")
@@ -602,7 +599,7 @@ def show(name: str, as_json: bool, target: Target) -> None:
     by_default = quota if info.image.config_under(quota) is not info.config else NO_QUOTA
     if as_json:
         by_cluster = {"default_quota": asdict(by_default)}
-        click.echo(json.dumps(stream_json(info) | by_cluster | ({"waits": why} if info.waiting else {})))
+        print_json(stream_json(info) | by_cluster | ({"waits": why} if info.waiting else {}))
         return
     described = stream_json(info)
     settings = ", ".join(f"{key} {value}" for key, value in settings_to_show(info.config, info.replica_count).items())
@@ -653,7 +650,7 @@ def delete(name: str, dry_run: bool, yes: bool, as_json: bool, target: Target) -
         ask_consent(yes, f"delete stream {name} and {what} permanently?")
         with_client(target, lambda client: carry_out(client, info.uid))
     if as_json:
-        click.echo(json.dumps({"deleted": name, "uid": info.uid, "records": records, "dry_run": dry_run}))
+        print_json({"deleted": name, "uid": info.uid, "records": records, "dry_run": dry_run})
     else:
         click.echo(f"stream {name} and {what} would be deleted" if dry_run else f"stream {name} deleted, with {what}")
 

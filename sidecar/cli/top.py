@@ -40,7 +40,7 @@ from liftpy.core.observe.page_model import (
 from liftpy.errors import LiftError, UnavailableError
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import connection_options, json_option
-from sidecar.cli.output import wait_for_closed_pipe
+from sidecar.cli.output import print_json, wait_for_closed_pipe
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 from sidecar.runtime.tasks import start_attended
@@ -444,7 +444,7 @@ def _print(looking: SummaryPoller, view: View, as_json: bool) -> None:
     model = looking.watching.model()
     if as_json:
         listed = {view.shows: looking.listed} if view.shows != "nodes" else {}
-        click.echo(json.dumps({**as_object(model), **listed}))
+        print_json({**as_object(model), **listed})
         return
     console = Console()
     lines = len(_reasons(model, console.width)) + max(len(model.rows), len(looking.listed)) + 9
