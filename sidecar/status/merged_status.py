@@ -1,8 +1,7 @@
 """Combines the reports and metrics of a node's processes into one.
 
-Each row of the table of metrics says how its values are combined: the value of the first process (OWN), the largest (MOST)
-or the smallest (LEAST). All others are summed. Counters never decrease: if a worker does not answer, its last values count,
-and a worker that ends also ends the node.
+The table of metrics has the rule that combines the values of each metric. Counters never decrease: if a worker does not answer,
+its last values count, and a worker that ends also ends the node.
 
 ``NodeStatus`` is the status of a node with one or several processes. It requests the status of each worker.
 """
@@ -12,38 +11,19 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterable, Sequence
-from operator import itemgetter
+from collections.abc import Callable, Iterable, Sequence
+from operator import add, itemgetter
 from typing import Any
 
 from liftpy.core.base.instruments import Histogram
 from liftpy.core.observe.page_model import MOST_ROWS, joined_groups, joined_services, limit_of
 from sidecar.status.answers import PageAnswers
 from sidecar.status.figures import MOST_ENDED, Figures, NodeFigures
+from sidecar.status.metric_names import FIRST, LARGEST, OLDEST, SMALLEST, SUM, TABLE
 from sidecar.status.report import Reporter
 from sidecar.status.sampler import Parts, ProcessSample
 from sidecar.workers.workers import WorkerHandle
 
-OWN = frozenset({
-    "build_info", "node_info", "feature_level", "feature_level_supported", "disk_free_bytes", "disk_size_bytes",
-    "metadata_has_leader",
-    "metadata_is_leader", "metadata_commit_index", "metadata_applied_index", "metadata_journal_bytes", "metadata_journal_entries",
-    "metadata_journal_memory_bytes", "metadata_operations", "metadata_operations_bytes", "metadata_compactions_total", "cluster_nodes",
-    "cluster_streams", "cluster_streams_waiting", "cluster_partitions_offline", "cluster_partitions_electing",
-    "cluster_elections_total", "cluster_data_directories_lost_total", "partition_budget", "metadata_divergence_total",
-    "metadata_leader_changes_total",
-    "metadata_late_ticks_total", "metadata_proposals_failed_total", "metadata_proposal_duration_seconds",
-    "metadata_fsync_duration_seconds", "failover_duration_seconds",
-})  # fmt: skip
-MOST = frozenset({
-    "uptime_seconds",
-    "replica_lag_records", "replica_lag_seconds", "service_lag_records", "service_output_age_seconds", "service_snapshot_age_seconds",
-    "recovery_duration_seconds", "clock_untrusted", "clock_skew_seconds", "coordinator_state_limit_bytes",
-    "group_lag_seconds", "ingest_queue_delay_seconds",
-})  # fmt: skip
-LEAST = frozenset({"nats_connected", "nats_connection_up", "flush_on_event_loop"})
-AGES = frozenset({"scrub_age_seconds"})
-"""Metrics whose largest value is used, where -1 (never) counts as the largest."""
 _SUMS = ("counters", "refused")
 _ADDED = ("copies", "flush_place", "descriptors", "scrub")
 _OF_ONE = frozenset(
@@ -57,23 +37,20 @@ def add_figures(figures: Figures, message: dict[str, Any]) -> None:
     figures.pids += message.get("pids", ())
     figures.ended_services = [*figures.ended_services, *message.get("ended_services", ())][:MOST_ENDED]
     for name, labels, figure in message.get("numbers", ()):
-        if name not in OWN:
+        if (rule := TABLE[name].rule) != FIRST:
             row = figures.numbers.setdefault(name, {})
             current = row.get(tuple(labels))
-            row[tuple(labels)] = figure if current is None else _merge_figure(name, current, figure)
+            row[tuple(labels)] = figure if current is None else _COMBINE[rule](current, figure)
     for name, labels, counts, total in message.get("histograms", ()):
-        if name not in OWN:
+        if TABLE[name].rule != FIRST:
             _add_histogram(figures, name, tuple(labels), counts, total)
 
 
-def _merge_figure(name: str, current: float, figure: float) -> float:
-    if name in MOST:
-        return max(current, figure)
-    if name in LEAST:
-        return min(current, figure)
-    if name in AGES:
-        return -1 if -1 in (current, figure) else max(current, figure)
-    return current + figure
+def _older(age: float, other: float) -> float:
+    return -1 if -1 in (age, other) else max(age, other)
+
+
+_COMBINE: dict[str, Callable[[float, float], float]] = {SUM: add, LARGEST: max, SMALLEST: min, OLDEST: _older}
 
 
 def _add_histogram(figures: Figures, name: str, labels: tuple[str, ...], counts: list[int], total: float) -> None:
