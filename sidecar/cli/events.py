@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import click
@@ -59,9 +59,9 @@ def events(since_s: float, follow: bool, as_json: bool, target: Target) -> None:
 class EventPages:
     """Reads the cluster events in pages. If a controller does not answer, it asks the next one."""
 
-    def __init__(self, client: Client, sleep: Callable[[float], Any] | None = None) -> None:
+    def __init__(self, client: Client, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep) -> None:
         self._client = client
-        self._sleep = sleep or _sleep
+        self._sleep = sleep
         self._place = (0, -1)
         self._numbers: dict[str, int] = {}
         """Node id -> number of the last event that was read from this node."""
@@ -160,10 +160,6 @@ class EventPages:
 
 def _place(event: dict[str, Any]) -> tuple[int, int]:
     return event["index"], event["number"]
-
-
-async def _sleep(wait_s: float) -> None:
-    await asyncio.sleep(wait_s)
 
 
 def _show(page: dict[str, Any], as_json: bool) -> None:

@@ -60,11 +60,11 @@ from liftpy.service.settings import ServiceSettings
 from sidecar.cli.completion import NODE, SERVICE, STREAM
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.main import stop_signals
-from sidecar.cli.node_reports import answer_of
+from sidecar.cli.node_reports import ask_nodes
 from sidecar.cli.options import BYTES, Duration, connection_options, timeout_option
 from sidecar.cli.output import limit_waits_for_readers
 from sidecar.cli.session import with_client
-from sidecar.runtime.logs import LogHandler
+from sidecar.runtime.logs import LEVELS, LogHandler
 from sidecar.runtime.restarts import EXIT_TO_REPAIR, momentary
 from sidecar.runtime.settings import Target
 from sidecar.runtime.tasks import start_attended
@@ -485,13 +485,8 @@ def _partition_in(stream: str, count: int, partition: int | None) -> int:
 
 async def _service_status(client: Client, node: str, uid: str, partition: int, name: str) -> dict[str, Any]:
     """Return the status of the service on ``node``. Empty: the service does not run there, or the node does not answer."""
-    status = await answer_of(client.admin.node_status(node)) or {}
-    for partition_status in status.get("partitions", []):
-        if (partition_status.get("uid"), partition_status.get("partition")) == (uid, partition):
-            for service in partition_status.get("services", []):
-                if service.get("service") == name:
-                    return dict(service)
-    return {}
+    report = (await ask_nodes(client, [node])).get(node, {}).get((uid, partition), {})
+    return next((dict(service) for service in report.get("services", []) if service.get("service") == name), {})
 
 
 async def _record(client: Client, stream: str, partition: int, offset: int, uid: str) -> Record:
@@ -621,9 +616,7 @@ def query(
         "is due and no other record arrives. 0 disables them."
     ),
 )
-@click.option(
-    "--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]), help="Minimum level of log lines."
-)
+@click.option("--log-level", default="info", type=click.Choice(LEVELS), help="Minimum level of log lines.")
 @connection_options
 @click.pass_context
 def run(

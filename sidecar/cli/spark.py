@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import os
-import signal
 import sys
 import tempfile
 import threading
@@ -40,8 +39,15 @@ from liftpy.spark.pipelines.tables import FORMATS, table_at
 from liftpy.spark.session import is_local, local_session
 from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpGroup
-from sidecar.cli.main import EXIT_UNAVAILABLE, SIGNALED, stop_signals
-from sidecar.cli.options import Duration, OutputFile, connection_options, internal_option, json_option, timeout_option
+from sidecar.cli.main import EXIT_UNAVAILABLE, SIGNALED, signal_handlers, stop_signals
+from sidecar.cli.options import (
+    Duration,
+    OutputFile,
+    connection_and_internal_options,
+    connection_options,
+    json_option,
+    timeout_option,
+)
 from sidecar.cli.output import Progress, print_json, print_table
 from sidecar.runtime.settings import Target
 
@@ -105,12 +111,8 @@ def _task_progress(what: str, session: SparkSession) -> Iterator[None]:
 @contextmanager
 def ends_by_signal() -> Iterator[None]:
     """Let SIGTERM and SIGHUP end this block with SystemExit, so that the code around it stops the queries and Spark."""
-    before = {number: signal.signal(number, lambda which, _: sys.exit(SIGNALED + which)) for number in stop_signals()}
-    try:
+    with signal_handlers(stop_signals(), lambda number, _: sys.exit(SIGNALED + number)):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _add_spark_options(function: F, master: Callable[[Any], Any], *, is_optional: bool) -> F:
@@ -469,8 +471,7 @@ def compact(
 @tasks_option
 @json_option
 @optional_spark_options
-@connection_options
-@internal_option
+@connection_and_internal_options
 def audit(
     streams: tuple[str, ...], timeout_s: float, tasks: int, as_json: bool, place: SparkTarget | None, target: Target
 ) -> int:

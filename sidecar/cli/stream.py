@@ -35,9 +35,9 @@ from sidecar.cli.options import (
     BYTES,
     NOTHING_DONE,
     ask_consent,
+    connection_and_internal_options,
     connection_options,
     dry_run_option,
-    internal_option,
     json_option,
     timeout_option,
 )
@@ -100,8 +100,7 @@ def stream() -> None:
 @click.option("--wait/--no-wait", default=False, show_default=True, help="Wait until every replica has deleted the records.")
 @timeout_option("5m", "Maximum time for --wait.", low=0, high=math.inf)
 @json_option
-@connection_options
-@internal_option
+@connection_and_internal_options
 def purge(
     name: str, subjects: tuple[str, ...], keys: tuple[bytes, ...], before: str | None, partition: int | None, dry_run: bool,
     yes: bool, wait: bool, timeout_s: float, as_json: bool, target: Target,
@@ -210,7 +209,7 @@ def _where(before: str | None) -> int | datetime | None:
         raise ConfigError(
             f"Invalid value for --before: {before}. Use an OFFSET, or a time such as 2026-01-31T12:00:00 or -10m."
         )
-    return where.replace(tzinfo=UTC) if isinstance(where, datetime) and where.tzinfo is None else where
+    return where
 
 
 async def _wait_for_purges(client: Client, name: str, numbers: set[int], timeout_s: float, *, quiet: bool) -> None:
@@ -245,8 +244,7 @@ async def _wait_for_purges(client: Client, name: str, numbers: set[int], timeout
 )
 @_delete_options
 @json_option
-@connection_options
-@internal_option
+@connection_and_internal_options
 def delete_records(
     name: str, before: str, partition: int | None, dry_run: bool, yes: bool, as_json: bool, target: Target
 ) -> None:
@@ -286,9 +284,7 @@ def deletion_point_of(text: str) -> int | datetime | FromEnd | None:
     None: the end of the committed records. Raises ConfigError.
     """
     where = parse_start(text, datetime.now(UTC), "--before")
-    if isinstance(where, datetime):
-        return where if where.tzinfo is not None else where.replace(tzinfo=UTC)
-    if isinstance(where, int | FromEnd):
+    if isinstance(where, int | datetime | FromEnd):
         return where
     if where == "new":
         return None
@@ -334,8 +330,7 @@ def _sum(deletions: list[_Deletion]) -> str:
 @wait_option
 @move_timeout_option
 @json_option
-@connection_options
-@internal_option
+@connection_and_internal_options
 def alter(
     name: str,
     factor: int | None,
@@ -436,8 +431,7 @@ _PARTITIONS = click.option(
     help=("Resume all partitions paused with this option at the next publish to one of them. That publish is stored."),
 )
 @json_option
-@connection_options
-@internal_option
+@connection_and_internal_options
 def pause(
     name: str, partitions: tuple[int, ...], resume_on_publish: bool, resume_all: bool, as_json: bool, target: Target
 ) -> None:
@@ -455,8 +449,7 @@ def pause(
 @click.argument("name", type=STREAM)
 @_PARTITIONS
 @json_option
-@connection_options
-@internal_option
+@connection_and_internal_options
 def resume(name: str, partitions: tuple[int, ...], as_json: bool, target: Target) -> None:
     """Resume stream NAME: accept publishes again."""
     _pause_show(with_client(target, lambda client: client.admin.resume(name, partitions or None)), partitions, as_json)
@@ -493,8 +486,7 @@ _PATIENCE_S = 2.0
 @setting_options
 @placement_options
 @json_option
-@connection_options
-@internal_option
+@connection_and_internal_options
 def create(
     name: str,
     subject: str,
@@ -547,8 +539,7 @@ def create(
 @click.option("--partitions", "total", type=click.IntRange(2, 10_000), help="New number of partitions.")
 @placement_options
 @json_option
-@connection_options
-@internal_option
+@connection_and_internal_options
 def add_partitions(
     name: str, total: int | None, as_json: bool, target: Target, placement: PlacementOptions, dry_run: bool
 ) -> None:
@@ -568,8 +559,7 @@ def add_partitions(
 
 @stream.command(name="list", example="liftpy stream list")
 @json_option
-@connection_options
-@internal_option
+@connection_and_internal_options
 def list_streams(as_json: bool, target: Target) -> None:
     """List all streams. Internal streams need --internal."""
     streams = with_client(target, lambda client: client.admin.list_streams(internal=target.internal))
@@ -632,8 +622,7 @@ def show(name: str, as_json: bool, target: Target) -> None:
 @click.option("--dry-run", is_flag=True, help="Print what would be deleted, and change nothing.")
 @_yes_option
 @json_option
-@connection_options
-@internal_option
+@connection_and_internal_options
 def delete(name: str, dry_run: bool, yes: bool, as_json: bool, target: Target) -> None:
     """Permanently delete stream NAME and all its records."""
 

@@ -28,7 +28,6 @@ from rich.text import Text
 from liftpy.client import Client
 from liftpy.core.observe.cluster_health import DEGRADED, OK, Reason, reason
 from liftpy.core.observe.cluster_model import HISTORY, ClusterMonitor, Model, NodeRow
-from liftpy.core.observe.node_summary import NodeSummary
 from liftpy.core.observe.page_model import (
     checked_streams,
     figure,
@@ -39,6 +38,7 @@ from liftpy.core.observe.page_model import (
 )
 from liftpy.errors import LiftError, UnavailableError
 from sidecar.cli.help import HelpCommand
+from sidecar.cli.node_reports import ask_summaries
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.output import print_json, wait_for_closed_pipe
 from sidecar.cli.session import with_client
@@ -409,12 +409,10 @@ class SummaryPoller:
             with suppress(LiftError):
                 self._named = await self._client.admin.node_ids()
         nodes = self.watching.nodes(self._named)
-        summaries = await asyncio.gather(*map(self._ask, nodes))
-        is_lost = not any(summaries) and not self._client.admin.is_connected
-        self.watching.add_summaries(self._now(), dict(zip(nodes, summaries, strict=True)), is_nats_lost=is_lost)
-        self.listed = await self._list(
-            self.shows, [node for node, one in zip(nodes, summaries, strict=True) if one is not None]
-        )
+        summaries = await ask_summaries(self._client.admin, nodes, _TIMEOUT_S)
+        is_lost = not any(summaries.values()) and not self._client.admin.is_connected
+        self.watching.add_summaries(self._now(), summaries, is_nats_lost=is_lost)
+        self.listed = await self._list(self.shows, [node for node, one in summaries.items() if one is not None])
 
     async def _list(self, shows: str, nodes: Sequence[str]) -> list[dict[str, Any]]:
         if shows == "nodes" or not nodes:
@@ -432,12 +430,6 @@ class SummaryPoller:
             answer = await self._client.admin.ask_node(node, json.dumps(question).encode(), _TIMEOUT_S)
             return answer.get(next(iter(question)))
         return None
-
-    async def _ask(self, node: str) -> NodeSummary | None:
-        try:
-            return await self._client.admin.node_glance(node, _TIMEOUT_S)
-        except LiftError:
-            return None
 
 
 def _print(looking: SummaryPoller, view: View, as_json: bool) -> None:
