@@ -624,7 +624,7 @@ class Restore:
                 one.wish.subject,
                 partitions=count,
                 replicas=replicas,
-                config=self._closed_config(one.wish.config),
+                config=replace(one.wish.config, read_only=True),
                 placement=PlacementOptions(policy=policy),
             )
 
@@ -652,9 +652,6 @@ class Restore:
         replicas.update(node for partition in placed for node in partition)
         leaders.update(partition[0] for partition in placed)
         return placed
-
-    def _closed_config(self, config: StreamConfig) -> StreamConfig:
-        return replace(config, read_only=True)
 
     def _begin(self, name: str) -> None:
         self._step(name)
@@ -725,7 +722,7 @@ class Restore:
         created = await self._client.create_stream(
             stream_restore.into,
             stream_restore.subject,
-            config=self._closed_config(stream_restore.config),
+            config=replace(stream_restore.config, read_only=True),
             placement=self._place_on_helper(range(min(count, _CREATED_TOGETHER)), stream_restore.placement or DEFAULT_POLICY),
             ready_s=0,
             first_leader_epoch=first_epoch,
