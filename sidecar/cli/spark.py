@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -167,6 +167,12 @@ def source_options(target: Target, place: SparkTarget) -> Iterator[dict[str, str
         yield options
 
 
+def _range_options(options: dict[str, str], start: str, end: str = "", *, accept_loss: bool) -> dict[str, str]:
+    """Return ``options`` of the format ``liftpy`` with those of a range of records. '': the default of the format."""
+    values = {"startingOffsets": start, "endingOffsets": end, "failOnDataLoss": "false" if accept_loss else ""}
+    return options | {name: value for name, value in values.items() if value}
+
+
 def optional_spark_options(function: F) -> F:
     """Add the options --master and --conf to a command. The command gets ``place: SparkTarget``, None without --master."""
 
@@ -264,15 +270,12 @@ def archive(
     Every reader of Delta (or Iceberg) can read the table. liftpy.spark.pipelines.archive.whole returns the
     table and the live stream as one DataFrame.
     """
-    plan = ArchivePlan(
-        streams=streams, table=table, kind=kind or "", checkpoint=checkpoint, columns=columns, compression=compression,
-        every_s=every_s, batch_records=batch_records, orphan_age_s=orphan_age_s,
-        source={
-            **({"startingOffsets": start} if start else {}), **({"failOnDataLoss": "false"} if accept_loss else {})
-        },
-    )  # fmt: skip
     with source_options(target, place) as options:
-        plan = replace(plan, source={**plan.source, **options})
+        plan = ArchivePlan(
+            streams=streams, table=table, kind=kind or "", checkpoint=checkpoint, columns=columns, compression=compression,
+            every_s=every_s, batch_records=batch_records, orphan_age_s=orphan_age_s,
+            source=_range_options(options, start, accept_loss=accept_loss),
+        )  # fmt: skip
         if dry_run:
             _show_archive_plan(plan, as_json=as_json)
             return
@@ -355,11 +358,9 @@ def replay(
     same --name: it resumes.
     """
     with source_options(target, place) as options:
-        source = {**options, **({"startingOffsets": start} if start else {}), **({"endingOffsets": end} if end else {})}
-        source |= {"failOnDataLoss": "false"} if accept_loss else {}
         plan = ReplayPlan(
             stream=stream, target=target_stream, name=name, table=table, keep_partitions=partitions == "keep", rate=rate,
-            source=source,
+            source=_range_options(options, start, end, accept_loss=accept_loss),
         )  # fmt: skip
         if dry_run:
             _show_replay_plan(plan, as_json=as_json)

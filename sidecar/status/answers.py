@@ -124,7 +124,6 @@ class PageAnswers:
         reporter: Callable[[], Reporter | None],
         gather: Callable[[Reporter], Awaitable[Figures]],
         most_bytes: Callable[[], int] = lambda: 1 << 20,
-        now: Callable[[], float] = time.monotonic,
         guard: RequestGuard | None = None,
     ) -> None:
         self.joins: Callable[[str, dict[str, Any], Any], Awaitable[dict[str, Any]]] | None = None
@@ -141,8 +140,8 @@ class PageAnswers:
         self._reporter = reporter
         self._gather = gather
         self._most_bytes = most_bytes
-        self._shared = SharedAnswers(guard, interval_s=1 / PER_SECOND, kept_s=KEPT_S, now=now)
-        self._quick = SharedAnswers(guard, loop_share=QUICK_PART_OF_LOOP, now=now)
+        self._shared = SharedAnswers(guard, interval_s=1 / PER_SECOND, kept_s=KEPT_S)
+        self._quick = SharedAnswers(guard, loop_share=QUICK_PART_OF_LOOP)
         self._summaries: dict[str, tuple[StreamImage, dict[str, Any]]] = {}
         """Stream name -> (its image, summary of the stream). It is used again while the image is unchanged."""
 

@@ -66,17 +66,16 @@ MOST_ENDED = 16
 
 
 class BoundedLabels:
-    """Limits the number of values of metric labels. Each metric has at most ``most`` values, and later ones share one label."""
+    """Limits the number of values of metric labels. Each metric has at most ``MOST_VALUES``, and later ones share one label."""
 
-    def __init__(self, most: int = MOST_VALUES) -> None:
-        self._most = most
+    def __init__(self) -> None:
         self._given: dict[str, set[str]] = {}
 
     def of(self, metric: str, value: str) -> str:
         """Return the label for ``value`` in ``metric``: the value itself, or the common label if there are too many values."""
         values = self._given.setdefault(metric, set())
         if value not in values:
-            if len(values) >= self._most:
+            if len(values) >= MOST_VALUES:
                 return OTHERS
             values.add(value)
         return value
