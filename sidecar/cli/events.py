@@ -18,6 +18,7 @@ from liftpy.config import NS_PER_S
 from liftpy.core.base.strict_json import load_json
 from liftpy.core.metadata.controller.cluster_events import event_text
 from liftpy.core.observe.node_events import checked_events
+from liftpy.core.observe.timeline import SKEW_NS
 from liftpy.core.wire.subjects import EVENTS_STREAM
 from liftpy.errors import LiftError, NotAllowedError, UnavailableError
 from sidecar.cli.help import HelpCommand
@@ -28,8 +29,6 @@ from sidecar.runtime.settings import Target
 from sidecar.runtime.tasks import start_attended
 
 _TIMEOUT_S = 2.0
-_SKEW_NS = 60 * NS_PER_S
-"""Maximum difference between the clocks of the metadata leader and the stream's leader, in nanoseconds."""
 POLL_S = 1.0
 
 
@@ -131,7 +130,7 @@ class EventPages:
         client = self._client
         try:
             bounds = await client.bounds(EVENTS_STREAM)
-            start = max(await client.offset_at(EVENTS_STREAM, 0, max(0, since_ns - _SKEW_NS)), bounds.log_start_offset)
+            start = max(await client.offset_at(EVENTS_STREAM, 0, max(0, since_ns - SKEW_NS)), bounds.log_start_offset)
             async for part in client.read_range(EVENTS_STREAM, 0, start, bounds.high_watermark + 1, uid=bounds.uid, exact=True):
                 stored_events = [load_json(value) for value in part.values() if value]
                 if stored_events:

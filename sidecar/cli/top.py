@@ -44,6 +44,7 @@ from sidecar.cli.output import print_json, wait_for_closed_pipe
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 from sidecar.runtime.tasks import start_attended
+from sidecar.status.cluster_poller import EVERY_S, TIMEOUT_S
 from sidecar.status.pages import GROUP_COLUMNS, SERVICE_COLUMNS, STREAM_COLUMNS
 
 SORTS = ("rate", "lag", "p99", "name")
@@ -341,9 +342,6 @@ def _ms(value: float | None) -> str:
     return "?" if value is None else f"{value * 1000:.1f} ms" if value < 0.1 else f"{value * 1000:.0f} ms"
 
 
-EVERY_S = 1.0
-_TIMEOUT_S = 0.9
-"""Timeout for one node, in seconds. A slower node is shown as silent for that second."""
 _ARROWS = {"\x1b[A": "k", "\x1b[B": "j", "\x1bOA": "k", "\x1bOB": "j"}
 
 
@@ -409,7 +407,7 @@ class SummaryPoller:
             with suppress(LiftError):
                 self._named = await self._client.admin.node_ids()
         nodes = self.watching.nodes(self._named)
-        summaries = await ask_summaries(self._client.admin, nodes, _TIMEOUT_S)
+        summaries = await ask_summaries(self._client.admin, nodes, TIMEOUT_S)
         is_lost = not any(summaries.values()) and not self._client.admin.is_connected
         self.watching.add_summaries(self._now(), summaries, is_nats_lost=is_lost)
         self.listed = await self._list(self.shows, [node for node, one in summaries.items() if one is not None])
@@ -427,7 +425,7 @@ class SummaryPoller:
 
     async def _rows_of(self, node: str, question: dict[str, Any]) -> Any:
         with suppress(LiftError):
-            answer = await self._client.admin.ask_node(node, json.dumps(question).encode(), _TIMEOUT_S)
+            answer = await self._client.admin.ask_node(node, json.dumps(question).encode(), TIMEOUT_S)
             return answer.get(next(iter(question)))
         return None
 

@@ -20,7 +20,7 @@ from functools import partial
 from heapq import nsmallest
 from typing import Any, TypeVar
 
-from liftpy.config import NS_PER_S, StreamConfig
+from liftpy.config import StreamConfig
 from liftpy.core.base.ids import PartitionKey, is_internal
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.base.rate_limits import LogRateLimit
@@ -43,7 +43,7 @@ from liftpy.core.observe.page_model import (
     place_of,
     urgency,
 )
-from liftpy.core.observe.timeline import FILTERS, fits
+from liftpy.core.observe.timeline import FILTERS, SKEW_NS, fits
 from liftpy.core.wire.batch import RecordBatch, split_batches
 from liftpy.core.wire.subjects import EVENTS_STREAM
 from liftpy.errors import LiftError
@@ -85,8 +85,6 @@ MOST_NODE_EVENTS = 200
 QUESTIONS = ("history", "partitions", "streams", "groups", "services", "events", "node_events", "metrics", "settings")
 STEP = 500
 MAX_SCANNED_RECORDS = 20_000
-SKEW_NS = 60 * NS_PER_S
-"""Maximum difference between the clocks of the metadata leader and the stream's leader, in nanoseconds."""
 HIDDEN_KIND = "request"
 """Kind of events that pages do not show, because they are about users. Only operators see them (`liftpy events`)."""
 _READ_BYTES = 256 * 1024
