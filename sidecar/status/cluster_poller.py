@@ -340,6 +340,10 @@ class ClusterPoller:
             return (await self._requester.ask_node(node, json.dumps(message).encode(), TIMEOUT_S)).get(kind)
         return None
 
+    async def _ask_each(self, nodes: list[str], message: dict[str, Any]) -> dict[str, Any]:
+        """Send the question ``message`` to all ``nodes`` at once, and return their answers by node. None: the node does not answer."""
+        return dict(zip(nodes, await asyncio.gather(*(self._ask(node, message) for node in nodes)), strict=True))
+
     async def _request_summary(self, node: str) -> NodeSummary | None:
         with suppress(LiftError):
             return summary_from_json((await self._requester.ask_node(node, ASKED, TIMEOUT_S)).get("glance"))
@@ -400,13 +404,12 @@ class ClusterPoller:
                 return
 
     async def _ask_list(self, wanted: _List, answering: list[str]) -> None:
-        nodes = answering if wanted.stream else [wanted.node]
-        answers_by_node = await asyncio.gather(*(self._ask(node, wanted.question) for node in nodes))
-        wanted.update(self._now(), dict(zip(nodes, answers_by_node, strict=True)))
+        answers = await self._ask_each(answering if wanted.stream else [wanted.node], wanted.question)
+        wanted.update(self._now(), answers)
 
     async def _ask_question(self, wanted: _Answers, answering: list[str]) -> None:
-        answers = await asyncio.gather(*(self._ask(node, wanted.question) for node in answering))
-        wanted.answers_by_node = {node: one for node, one in zip(answering, answers, strict=True) if one is not None}
+        answers = await self._ask_each(answering, wanted.question)
+        wanted.answers_by_node = {node: one for node, one in answers.items() if one is not None}
         wanted.has_answers = True
 
     async def _ask_streams(self, answering: list[str]) -> None:
@@ -508,14 +511,8 @@ class ClusterPoller:
         leader = self._monitor.model().metadata_leader
         first = leader if leader in known else next(iter(known), "")
         streams = await self._ask(first, streams_question(limit=MAX_SEARCH_ROWS, match=text)) if text and first else None
-        groups, services = {}, {}
-        if text:
-            questions = [names_question(kind, "", MAX_SEARCH_ROWS, text) for kind in ("groups", "services")]
-            answers = await asyncio.gather(*(self._ask(node, question) for question in questions for node in known))
-            groups, services = (
-                dict(zip(known, answers[: len(known)], strict=True)),
-                dict(zip(known, answers[len(known) :], strict=True)),
-            )
+        questions = [names_question(kind, "", MAX_SEARCH_ROWS, text) for kind in ("groups", "services")]
+        groups, services = await asyncio.gather(*(self._ask_each(known if text else [], one) for one in questions))
         nodes = [node_row(one) for one in self._monitor.model().rows if text and text.lower() in one.node.lower()]
         return self._object(
             {
