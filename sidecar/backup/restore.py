@@ -141,9 +141,7 @@ async def set_cursors(client: Client, manifest: Manifest, uids: Mapping[str, str
         for cursor in manifest.cursors
     }
     copies = {stream.name: stream for stream in manifest.streams}
-    bounds = await _bounds(
-        client, copies, {(name, partition) for bounds_or_error in wanted.values() for name, partition, _ in bounds_or_error}
-    )
+    bounds = await _bounds(client, copies, {(name, number) for places in wanted.values() for name, number, _ in places})
     results = {}
     for cursor in manifest.cursors:
         positions, without = {}, []
