@@ -240,15 +240,15 @@ async def _cancel(client: Client, image: ClusterImage, as_json: bool) -> int:
     of_ours = [movement for movement in movements(image) if movement.why in ours]
     moves = [ReplicaMove(stream=m.stream, uid=m.uid, partition=m.partition) for m in of_ours]
     refused = await client.admin.reassign_all(moves)
+    canceled, exit_code = len(moves) - len(refused), 1 if refused else 0
     if as_json:
-        print_json({"cancelled": len(moves) - len(refused), "refused": refused})
-        return 1 if refused else 0
-    canceled = len(moves) - len(refused)
+        print_json({"cancelled": canceled, "refused": refused})
+        return exit_code
     are = "is" if canceled == 1 else "are"
     for line in refused:
         click.echo(f"not canceled: {line}", err=True)
     click.echo(f"{count_of(canceled, 'move')} {are} canceled. Moves whose log is already copied are completed")
-    return 1 if refused else 0
+    return exit_code
 
 
 def _json(plan: RebalancePlan, dry_run: bool) -> dict[str, Any]:
