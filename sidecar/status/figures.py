@@ -26,7 +26,7 @@ from sidecar.partition.metric_sums import BY_STREAM, FROM_IMAGE, OTHERS, ROLES, 
 from sidecar.quorum.transport import DIVERGENCES
 from sidecar.runtime import clock
 from sidecar.runtime.logs import LEVELS, LOGS
-from sidecar.status.metric_names import ERRORS, INCIDENTS, MOST_VALUES
+from sidecar.status.metric_names import ERRORS, INCIDENTS, MOST_VALUES, TABLE
 from sidecar.status.report import Reporter
 from sidecar.tracing.node_tracing import DROPPED
 
@@ -56,10 +56,6 @@ _SUMS_HERE = (
     "uncommitted_records", "partitions_at_min_isr", "partitions_quiet", "partitions_paused", "partitions_moving", "partitions_failed",
     "fragment_reassembly_bytes", "readers_waiting", "partitions_with_full_subject_index", "partitions_with_quarantined_files",
 )  # fmt: skip
-_CLUSTER = (
-    "cluster_nodes", "cluster_streams", "cluster_streams_waiting", "cluster_partitions_offline", "cluster_partitions_electing",
-)  # fmt: skip
-"""Gauges of the cluster that controllers have."""
 Labels = tuple[str, ...]
 MOST_ENDED = 16
 """Maximum number of ended services that a node names. All of them are counted."""
@@ -228,9 +224,7 @@ class NodeFigures:
         if group.is_controller:
             _cluster(figures, reporter)
         else:
-            for name in _CLUSTER:
-                figures.numbers[name] = {}
-            figures.numbers["cluster_elections_total"] = figures.numbers["cluster_data_directories_lost_total"] = {}
+            figures.numbers |= {name: {} for name in TABLE if name.startswith("cluster_")}
 
 
 def _gauges(sums: LabelSums, now_ns: int) -> tuple[float, ...]:
