@@ -47,11 +47,6 @@ _SUMMED = {
     "refused_replies": "reply_subjects_rejected_total",
     "truncated_records": "truncated_records_total",
 }
-GAUGES = (
-    "acks_waiting", "log_size_bytes", "replica_lag_records", "replica_lag_seconds", "partitions_under_replicated",
-    "partitions_under_min_isr",
-)  # fmt: skip
-"""Gauges with a label ``stream``, in addition to BY_STREAM."""
 _SUMS_HERE = (
     "uncommitted_records", "partitions_at_min_isr", "partitions_quiet", "partitions_paused", "partitions_moving", "partitions_failed",
     "fragment_reassembly_bytes", "readers_waiting", "partitions_with_full_subject_index", "partitions_with_quarantined_files",
@@ -181,7 +176,7 @@ class NodeFigures:
         figures.put("standby_buffer_bytes", partitions.standby_bytes)
         figures.put("partitions_failed", len(partitions.failed))
         for label, sums in (here.by_label or {OTHERS if labels.patterns else "": LabelSums()}).items():
-            for name, figure in zip(GAUGES, _gauges(sums, now_ns), strict=True):
+            for name, figure in _stream_gauges(sums, now_ns).items():
                 figures.put(name, figure, *([label] if label else []))
         services: list[dict[str, Any]] = []
         missing_count = ended = diverged = 0
@@ -227,13 +222,12 @@ class NodeFigures:
             figures.numbers |= {name: {} for name in TABLE if name.startswith("cluster_")}
 
 
-def _gauges(sums: LabelSums, now_ns: int) -> tuple[float, ...]:
+def _stream_gauges(sums: LabelSums, now_ns: int) -> dict[str, float]:
+    """Return the gauges that can have the label ``stream``, by name."""
     records, age_ns = sums.lag(now_ns)
-    traffic, from_image = dict(zip(TRAFFIC, sums.traffic, strict=True)), dict(zip(FROM_IMAGE, sums.from_image, strict=False))
-    return (
-        traffic["acks_waiting"], traffic["log_size_bytes"], records, age_ns / NS_PER_S, from_image["partitions_under_replicated"],
-        from_image["partitions_under_min_isr"],
-    )  # fmt: skip
+    values = dict(zip(TRAFFIC, sums.traffic, strict=True)) | dict(zip(FROM_IMAGE, sums.from_image, strict=False))
+    names = ("acks_waiting", "log_size_bytes", "partitions_under_replicated", "partitions_under_min_isr")
+    return {"replica_lag_records": records, "replica_lag_seconds": age_ns / NS_PER_S, **{name: values[name] for name in names}}
 
 
 def _add_counts(figures: Figures, counts: Counts, *, has_labels: bool) -> None:
