@@ -24,11 +24,11 @@ from sidecar.status.report import Reporter
 from sidecar.status.sampler import Parts, ProcessSample
 from sidecar.workers.workers import WorkerHandle
 
-_SUMS = ("counters", "refused")
-_ADDED = ("copies", "flush_place", "descriptors", "scrub")
-_OF_ONE = frozenset(
-    {"on_loop", "last_full_pass_s", "last_finding", "partition_budget", "pass_began_s", "position", "base_offset"}
-)
+_MERGED = ("counters", "refused", "copies", "flush_place", "descriptors", "scrub", "derived", "nats")
+"""Fields of a report whose counts are summed."""
+_OF_ONE = frozenset({
+    "on_loop", "last_full_pass_s", "last_finding", "partition_budget", "pass_began_s", "position", "base_offset", "max_payload_bytes",
+})  # fmt: skip
 """Fields that are no counts. Their value comes from the first process."""
 
 
@@ -94,40 +94,27 @@ def joined_page(
 
 
 def _join(page: dict[str, Any], number: int, answer: dict[str, Any]) -> None:
-    page["partitions"] = [*page["partitions"], *answer["partitions"]]
+    for name in ("partitions", "coordinators"):
+        page[name] = [*page[name], *answer[name]]
     page["more"] = page["more"] or answer["more"]
-    page["coordinators"] = [*page["coordinators"], *answer["coordinators"]]
     page["failed_partitions"] = {**page["failed_partitions"], **answer["failed_partitions"]}
     page["connections"] = {**page["connections"], **{f"{name}.{number}": one for name, one in answer["connections"].items()}}
     page["flush_times"] = {name: max(ms, answer["flush_times"][name]) for name, ms in page["flush_times"].items()}
-    for name in _SUMS:
-        page[name] = _sums(page[name], answer[name])
-    for name in _ADDED:
-        page[name] = _merge_dicts(page[name], answer[name])
-    derived, more = page["derived"], answer["derived"]
-    page["derived"] = {
-        **_merge_dicts(derived, more),
-        "held": _sums(derived["held"], more["held"]),
-        "refused": _sums(derived["refused"], more["refused"]),
-    }
-    nats, theirs = page["nats"], answer["nats"]
-    page["nats"] = {
-        **_merge_dicts(nats, theirs),
-        "connected": nats["connected"] and theirs["connected"],
-        "max_payload_bytes": nats["max_payload_bytes"],
-        "errors": _sums(nats["errors"], theirs["errors"]),
-    }
+    are_connected = page["nats"]["connected"] and answer["nats"]["connected"]
+    for name in _MERGED:
+        page[name] = _merge(page[name], answer[name])
+    page["nats"]["connected"] = are_connected
 
 
-def _sums(own: dict[str, int], more: dict[str, int]) -> dict[str, int]:
-    return {name: own.get(name, 0) + more.get(name, 0) for name in (*own, *(name for name in more if name not in own))}
-
-
-def _merge_dicts(own: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: value + more[name] if _is_count(name, value) and _is_count(name, more.get(name)) else value
-        for name, value in own.items()
-    }
+def _merge(own: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of both, with the sums of their counts. Other fields have the values of ``own``."""
+    merged = {**own, **more, **own}
+    for name in own.keys() & more.keys():
+        if isinstance(own[name], dict):
+            merged[name] = _merge(own[name], more[name])
+        elif _is_count(name, own[name]) and _is_count(name, more[name]):
+            merged[name] = own[name] + more[name]
+    return merged
 
 
 def _is_count(name: str, value: Any) -> bool:
