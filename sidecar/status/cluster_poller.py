@@ -127,7 +127,7 @@ class _List(_Answers):
         super().__init__(partitions_question(stream, after))
         self.stream, self.node = stream, node
         self.rows: list[dict[str, Any]] = []
-        self._counted: dict[tuple[str, int, str], tuple[float, int, int]] = {}
+        self._counted: dict[tuple[str, int, str], tuple[float, int]] = {}
 
     def update(self, now_s: float, answers: dict[str, Any]) -> None:
         """Store the answers of the nodes, and compute the rates since the last ones. ``answers``: answer of each node, by node."""
@@ -146,12 +146,10 @@ class _List(_Answers):
         counted = {}
         for row in rows:
             key = row["stream"], row["partition"], row["told_by"]
-            counted[key] = now_s, row["records_in"], row["bytes_in"]
-            before = self._counted.get(key)
-            grown = before is not None and now_s > before[0] and row["records_in"] >= before[1]
-            row["records_in_s"] = (
-                (row["records_in"] - before[1]) / (now_s - before[0]) if grown and before is not None else None
-            )
+            counted[key] = now_s, row["records_in"]
+            before_s, count_before = self._counted.get(key, (now_s, 0))
+            is_known = now_s > before_s and row["records_in"] >= count_before
+            row["records_in_s"] = (row["records_in"] - count_before) / (now_s - before_s) if is_known else None
         self.rows, self._counted = rows, counted
 
     def page_rows(self) -> dict[str, Any]:
@@ -532,10 +530,11 @@ class ClusterPoller:
         """
         since_ns, until_ns = (round(float(only.get(name) or 0) * NS_PER_S) for name in ("since", "until"))
         before = place_before(only.get("before", ""))
-        matching_events = [event for event in self.events if _event_place(event) < before[:2] and fits(event, only)]
         matching_events = [
-            one for one in matching_events if since_ns <= one["time_ns"] and (not until_ns or one["time_ns"] < until_ns)
-        ][::-1]
+            event
+            for event in reversed(self.events)
+            if _event_place(event) < before[:2] and fits(event, only) and since_ns <= event["time_ns"] < (until_ns or math.inf)
+        ]
         events, more, stored_page = matching_events[:MOST_ROWS], len(matching_events) > MOST_ROWS, None
         oldest = self.events[0] if self.events else None
         if not more and (oldest is None or oldest["time_ns"] > since_ns):
