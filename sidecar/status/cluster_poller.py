@@ -322,9 +322,9 @@ class ClusterPoller:
             *(self._fetch_history(node, answering) for node in nodes if summaries[node] is None),
             *(self._ask_list(one, answering) for one in self._lists.values()),
             *(self._ask_question(one, answering) for one in self._questions.values()),
+            *(self._ask_streams(one, answering) for one in self._streams.values()),
             self._ask_events(answering),
             self._ask_node_events(answering),
-            self._ask_streams(answering),
         )
         self._last_check_s = self._now()
         self.seq += 1
@@ -410,22 +410,16 @@ class ClusterPoller:
         wanted.answers_by_node = {node: one for node, one in answers.items() if one is not None}
         wanted.has_answers = True
 
-    async def _ask_streams(self, answering: list[str]) -> None:
+    async def _ask_streams(self, wanted: _Answers, answering: list[str]) -> None:
         leader = self._monitor.model().metadata_leader
-        wanted = list(self._streams.values())  # others may be added during the requests
         for node in [leader, *answering] if leader in answering else answering:
-            done = True
-            for streams in wanted:
-                answer = await self._ask(node, streams.question)
-                if isinstance(answer, dict) and isinstance(answer.get("rows"), list):
-                    rows = checked_streams(answer)
-                    more = answer.get("more") is True and rows
-                    next_after = [rows[-1]["urgency"], rows[-1]["stream"]] if more else None
-                    streams.answers_by_node = {"rows": rows, "after": next_after, "count": answer.get("count")}
-                    streams.has_answers = True
-                else:
-                    done = False
-            if done:
+            answer = await self._ask(node, wanted.question)
+            if isinstance(answer, dict) and isinstance(answer.get("rows"), list):
+                rows = checked_streams(answer)
+                more = answer.get("more") is True and rows
+                next_after = [rows[-1]["urgency"], rows[-1]["stream"]] if more else None
+                wanted.answers_by_node = {"rows": rows, "after": next_after, "count": answer.get("count")}
+                wanted.has_answers = True
                 return
 
     async def _ask_events(self, answering: list[str]) -> None:
