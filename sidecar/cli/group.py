@@ -77,7 +77,7 @@ def show(name: str, as_json: bool, target: Target) -> None:
     for key, position, lag in lags:
         member = owner.get((key.stream, key.partition))
         whose = member.name[:12] if member else "-"
-        places.append((f"{key.stream}/{key.partition}", str(position), "?" if lag is None else str(lag), whose))
+        places.append((str(key), str(position), "?" if lag is None else str(lag), whose))
     print_table(("partition", "position", "lag", "owner"), places)
     if described.queues:
         click.echo()
@@ -93,12 +93,12 @@ _QUEUE = ("queue", "acked below", "taken below", "unacked", "returned", "dead", 
 
 def _figures(q: QueueFigures) -> tuple[str, ...]:
     counts = (q.acknowledged_below, q.taken_below, q.out, q.returned, q.dead, q.held)
-    return (f"{q.key.stream}/{q.key.partition}", *map(str, counts))
+    return (str(q.key), *map(str, counts))
 
 
 def _holders(q: QueueFigures) -> list[tuple[str, ...]]:
     """Return table rows about workers that have unacked records: partition, worker, number of records, first offset, deliveries."""
-    place = f"{q.key.stream}/{q.key.partition}"
+    place = str(q.key)
     return [(place, one.worker[:12], str(one.records), str(one.first), str(one.deliveries)) for one in q.holders]
 
 
@@ -172,7 +172,7 @@ def _set_positions(
         for number in [p.partition for p in known.partitions] if partition is None else [partition]:
             at = await client.consume(stream, number, start=start).position()
             wanted[PartitionKey(stream, at.uid, number)] = at.offset
-        rows = [(f"{key.stream}/{key.partition}", str(before.get(key, "-")), str(at)) for key, at in sorted(wanted.items())]
+        rows = [(str(key), str(before.get(key, "-")), str(at)) for key, at in sorted(wanted.items())]
         print_table(("partition", heading, "new"), rows)
         return wanted
 
@@ -253,7 +253,7 @@ def show_cursor(name: str, as_json: bool, target: Target) -> None:
     if as_json:
         print_json(_lags_as_json(lags))
         return
-    shown = [(f"{k.stream}/{k.partition}", str(at), "?" if lag is None else str(lag)) for k, at, lag in lags]
+    shown = [(str(k), str(at), "?" if lag is None else str(lag)) for k, at, lag in lags]
     print_table(("partition", "position", "lag"), shown)
 
 
@@ -284,7 +284,7 @@ def delete_cursor(name: str, dry_run: bool, yes: bool, target: Target) -> None:
 
     positions = with_client(target, lambda client: client.cursors.describe(name))
     for key, at in sorted(positions.items()):
-        click.echo(f"{name}: {key.stream}/{key.partition} at {at}")
+        click.echo(f"{name}: {key} at {at}")
     if may_act(dry_run, yes, f"delete cursor {name} permanently?"):
         with_client(target, lambda client: client.cursors.delete(name))
         click.echo(f"cursor {name} deleted")
