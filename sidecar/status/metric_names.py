@@ -277,14 +277,14 @@ MOST_SERIES_OF_A_STREAM = 2000
 OF_A_PARTITION: dict[str, tuple[str, str, str]] = {
     "partition_ingest_records_total": (COUNTER, "records_in", "Records appended as leader, since this log was opened."),
     "partition_ingest_bytes_total": (COUNTER, "bytes_in", "Bytes of record batches appended as leader, since then."),
-    "partition_log_size_bytes": ("gauge", "log_bytes", "Size of the log on this node, in bytes."),
-    "partition_log_start_offset": ("gauge", "log_start_offset", "Inclusive."),
-    "partition_newest_offset": ("gauge", "newest_offset", "Inclusive; -1: none."),
-    "partition_high_watermark": ("gauge", "high_watermark", "Inclusive; -1: none."),
-    "partition_leader_epoch": ("gauge", "leader_epoch", "As this node knows it."),
-    "partition_acks_waiting": ("gauge", "waiting_acks", "Publishers that wait for an ack."),
-    "partition_readers_waiting": ("gauge", "waiting_readers", "Readers in a long poll."),
-    "partition_is_leader": ("gauge", "role", "1 where this node leads it."),
+    "partition_log_size_bytes": (GAUGE, "log_bytes", "Size of the log on this node, in bytes."),
+    "partition_log_start_offset": (GAUGE, "log_start_offset", "Inclusive."),
+    "partition_newest_offset": (GAUGE, "newest_offset", "Inclusive; -1: none."),
+    "partition_high_watermark": (GAUGE, "high_watermark", "Inclusive; -1: none."),
+    "partition_leader_epoch": (GAUGE, "leader_epoch", "As this node knows it."),
+    "partition_acks_waiting": (GAUGE, "waiting_acks", "Publishers that wait for an ack."),
+    "partition_readers_waiting": (GAUGE, "waiting_readers", "Readers in a long poll."),
+    "partition_is_leader": (GAUGE, "role", "1 where this node leads it."),
 }
 """Metrics of ``/metrics/partitions``: name -> (kind, field of the node's report, help). The labels are ``stream`` and ``partition``."""
 MOST_PARTITIONS = MOST_SERIES_OF_A_STREAM // len(OF_A_PARTITION)
