@@ -33,7 +33,7 @@ from sidecar.status.merged_status import (
     joined_page,
     joined_rows,
 )
-from sidecar.status.metric_names import FIRST, LARGEST, OLDEST, TABLE
+from sidecar.status.metric_names import FIRST, HISTOGRAM, LARGEST, OLDEST, SMALLEST, SUM, TABLE
 from sidecar.workers.workers import (
     DIVIDED_LIMITS,
     WorkerCombinedFetches,
@@ -89,6 +89,8 @@ def test_worker_process_settings_decoded_from_json_are_equal(tmp_path: Path) -> 
 # ---- joining --------------------------------------------------------------------------------------------------------------------
 def test_metrics_gauges_declare_how_values_of_worker_processes_are_merged() -> None:
     """A new gauge needs a rule: a sum of ages would be wrong."""
+    assert {row.rule for row in TABLE.values()} == {SUM, FIRST, LARGEST, SMALLEST, OLDEST}
+    assert {row.rule for row in TABLE.values() if row.kind == HISTOGRAM} == {SUM, FIRST}
     once = [name for name in TABLE if name.startswith(("metadata_", "cluster_", "disk_", "feature_", "failover_"))]
     assert {TABLE[name].rule for name in once} == {FIRST}
     ages = [name for name in TABLE if name.endswith(("_seconds", "_age")) and TABLE[name].kind == "gauge"]
