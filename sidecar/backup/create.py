@@ -185,10 +185,9 @@ class _BackupRun:
 
     async def _run(self, began_s: float) -> BackupResult:
         mark = {"host": socket.gethostname(), "pid": os.getpid(), "since": "?"}
-        await self._store_file(running_path(self.id), json.dumps(mark).encode())
+        await self._store_mark(mark)
         before = await asyncio.to_thread(self._before)
-        mark["since"] = "" if before is None else before.backup
-        await self._store_file(running_path(self.id), json.dumps(mark).encode())
+        await self._store_mark(mark | {"since": "" if before is None else before.backup})
 
         self.step("barrier")
         state = await self.client.admin.describe_cluster(linearizable=True)
@@ -206,10 +205,7 @@ class _BackupRun:
         copied = state.image
         for name in self.deleted:
             copied = copied.without_stream(name)  # a stream that only the metadata have makes a backup partial
-        snapshot = encode_snapshot(copied, operations=False)
-        image = StoredFile(path=image_path(self.id), size_bytes=len(snapshot), sha256=hashlib.sha256(snapshot).hexdigest())
-        await self._store_file(image.path, snapshot)
-        self.written_bytes += image.size_bytes
+        image = await self.store_file(image_path(self.id), encode_snapshot(copied, operations=False))
         manifest = Manifest(
             backup=self.id,
             created_ns=created_ns,
@@ -231,8 +227,14 @@ class _BackupRun:
         await in_thread(self.store.remove, running_path(self.id))
         return BackupResult(manifest, self.written_bytes, time.monotonic() - began_s, tuple(sorted(self.deleted)))
 
-    async def _store_file(self, path: str, data: bytes) -> None:
+    async def _store_mark(self, mark: dict[str, object]) -> None:
+        await in_thread(self.store.put, running_path(self.id), json.dumps(mark).encode())
+
+    async def store_file(self, path: str, data: bytes) -> StoredFile:
+        """Store one file of the backup, and return its description."""
         await in_thread(self.store.put, path, data)
+        self.written_bytes += len(data)
+        return StoredFile(path=path, size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
 
     def _before(self) -> Manifest | None:
         """Return the backup whose pieces are used again: the named one, or a complete one. None: none.
@@ -463,10 +465,7 @@ class _PartitionCopying:
             end, data = state
             if end >= bounds.log_start_offset:
                 path = state_path(self._home.id, self._stream.name, self._stream.uid, self._number)
-                await self._home._store_file(path, data)
-                self._home.written_bytes += len(data)
-                file = StoredFile(path=path, size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
-                return Barrier(bounds, StateCopy(file=file, end=end))
+                return Barrier(bounds, StateCopy(file=await self._home.store_file(path, data), end=end))
         raise UnavailableError(
             f"{self._stream.name}/{self._number}: retention deletes records faster than the backup copies the "
             "state of producers. Start the backup again, or increase the retention of the stream."

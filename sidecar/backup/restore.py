@@ -153,9 +153,7 @@ async def set_cursors(client: Client, manifest: Manifest, uids: Mapping[str, str
         for cursor in manifest.cursors
     }
     copies = {stream.name: stream for stream in manifest.streams}
-    bounds = await _bounds(
-        client, copies, {(name, partition) for bounds_or_error in wanted.values() for name, partition, _ in bounds_or_error}
-    )
+    bounds = await _bounds(client, copies, {(name, number) for places in wanted.values() for name, number, _ in places})
     results = {}
     for cursor in manifest.cursors:
         positions, without = {}, []
@@ -637,7 +635,7 @@ class Restore:
                 one.wish.subject,
                 partitions=count,
                 replicas=replicas,
-                config=self._closed_config(one.wish.config),
+                config=replace(one.wish.config, read_only=True),
                 placement=PlacementOptions(policy=policy),
             )
 
@@ -665,9 +663,6 @@ class Restore:
         replicas.update(node for partition in placed for node in partition)
         leaders.update(partition[0] for partition in placed)
         return placed
-
-    def _closed_config(self, config: StreamConfig) -> StreamConfig:
-        return replace(config, read_only=True)
 
     def _begin(self, name: str) -> None:
         self._step(name)
@@ -738,7 +733,7 @@ class Restore:
         created = await self._client.create_stream(
             stream_restore.into,
             stream_restore.subject,
-            config=self._closed_config(stream_restore.config),
+            config=replace(stream_restore.config, read_only=True),
             placement=self._place_on_helper(range(min(count, _CREATED_TOGETHER)), stream_restore.placement or DEFAULT_POLICY),
             ready_s=0,
             first_leader_epoch=first_epoch,

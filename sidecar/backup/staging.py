@@ -153,11 +153,9 @@ def _state(store: Store, copy: PartitionCopy, log: Log) -> tuple[State | None, s
     The state is None if the backup has none, or if it does not fit ``log``.
     """
     if copy.state is None:
-        is_always_an_event = copy.knows_dropped or not copy.start
-        return (
-            None,
-            "" if is_always_an_event else "the backup does not hold them: a program or a node of an earlier version made it",
-        )
+        if copy.knows_dropped or not copy.start:
+            return None, ""
+        return None, "the backup does not hold them: a program or a node of an earlier version made it"
     state = checked_state(copy.state, store.read(copy.state.file.path))
     if state.end_offset > log.log_end_offset:
         return None, f"they are those at offset {state.end_offset}, and the log ends at {log.log_end_offset}"

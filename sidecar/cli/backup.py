@@ -9,7 +9,6 @@ thread and limits are those of a node. At the end, the command waits for the thr
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,7 +48,7 @@ from sidecar.backup.store import DEFAULT_BYTES_PER_S, Store, shown_store
 from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import Duration, Size, connection_options, json_option
-from sidecar.cli.output import Progress, count_of, print_table
+from sidecar.cli.output import Progress, count_of, print_json, print_table
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 from sidecar.tracing.node_tracing import check_exporter
@@ -246,7 +245,7 @@ def restore(
             target, lambda client: Restore(client, store, manifest, stream_restores, options, spans.step, progress.step).run()
         )
     if as_json:
-        click.echo(json.dumps(_backup_restore_shown(manifest, done)))
+        print_json(_backup_restore_shown(manifest, done))
         return 0 if done.is_whole else EXIT_PARTLY
     for one in done.streams:
         ends = ", ".join(f"{log.start}..{log.end - 1}" if log.end > log.start else "empty" for log in one.logs)
@@ -351,7 +350,7 @@ def cursors_(url: str, backup_id: str, as_json: bool, target: Target) -> int:
 
     error_texts = with_client(target, work)
     if as_json:
-        click.echo(json.dumps(error_texts))
+        print_json(error_texts)
     elif error_texts:
         _print_cursors(error_texts)
     else:
@@ -408,7 +407,7 @@ def drill_(
     if as_json:
         fields = {name: getattr(done, name) for name in ("backup", "streams", "partitions", "records", "size_bytes")}
         times = {name: round(getattr(done, name), 3) for name in ("served_s", "rto_s", "compared_s", "rpo_s")}
-        click.echo(json.dumps(fields | times | {"states_left_out": dict(done.states_left_out)}))
+        print_json(fields | times | {"states_left_out": dict(done.states_left_out)})
         return
     what = f"{done.streams} streams, {done.records} records, {done.size_bytes / _MIB:.1f} MiB"
     click.echo(f"{done.backup}: {what} are the same on every replica as in the backup")
@@ -477,7 +476,7 @@ def create(
         spans.attributes = span_attributes(result.manifest) | {"liftpy.written_bytes": result.written_bytes}
     if as_json:
         shown = _manifest_as_json(result.manifest) | {"written_bytes": result.written_bytes, "took_s": round(result.took_s, 3)}
-        click.echo(json.dumps(shown | {"deleted": list(result.deleted)}))
+        print_json(shown | {"deleted": list(result.deleted)})
     else:
         click.echo(
             f"{result.manifest.backup}: {_contents(result.manifest)}; {result.written_bytes / _MIB:.1f} MiB written, "
@@ -537,7 +536,7 @@ def list_(url: str, max_age_s: float | None, metrics_file: Path | None, as_json:
             }
             for one in entries
         ]
-        click.echo(json.dumps(rows))
+        print_json(rows)
     else:
         print_table(("backup", "age", "streams", "MiB", "state"), [_row(one) for one in entries])
     if not entries:
@@ -609,7 +608,7 @@ def verify(url: str, backup_id: str, as_json: bool) -> int:
         result = verify_backup(store, manifest, lambda _: progress.at(progress.count + 1, progress.count + 1))
     if as_json:
         shown = {"backup": result.backup, "files": result.files, "size_bytes": result.size_bytes, "faults": result.faults}
-        click.echo(json.dumps(shown))
+        print_json(shown)
     else:
         lines = [f"{result.backup}: {result.files} files, {result.batches} batches, {result.size_bytes / _MIB:.1f} MiB read"]
         click.echo("\n".join([*lines, *(result.faults or ["all files are unchanged"])]))
@@ -651,7 +650,7 @@ def prune(url: str, keep: int, dry_run: bool, died: tuple[str, ...], as_json: bo
             "size_bytes": done.size_bytes,
             "waits_for": done.waits_for,
         }
-        click.echo(json.dumps(shown))
+        print_json(shown)
         return
     verb = "would be removed" if dry_run else "are removed"
     click.echo(

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -21,7 +20,7 @@ from liftpy.errors import ConfigError, StaleRequestError, UnavailableError
 from sidecar.cli.completion import NODE_ID, node_argument
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import connection_options, json_option, timeout_option
-from sidecar.cli.output import print_table
+from sidecar.cli.output import print_json, print_table
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import DEFAULT_NAMESPACE, Target
 
@@ -104,7 +103,7 @@ def force_recover(folders: tuple[Path, ...], voters: str, out: Path | None, name
                 raise ConfigError(f"{typed!r} is not the namespace of this cluster. Nothing was changed.")
             written = rescue(chosen, locked_folders, tuple(voters.split(",")), out, time.time_ns())
     if as_json:
-        click.echo(json.dumps({"survivors": rows, "written": {node: str(path) for node, path in written.items()}}))
+        print_json({"survivors": rows, "written": {node: str(path) for node, path in written.items()}})
         return
     for node, path in written.items():
         click.echo(f"{node}: {path}" + ("" if path.parent in folders else f" (copy it into the data directory of {node})"))
@@ -182,7 +181,7 @@ def _change(target: Target, as_json: bool, timeout_s: float | None, *, add: str 
 
 
 def _print_result(result: dict[str, Any], as_json: bool) -> None:
-    click.echo(json.dumps(result)) if as_json else _show(result)
+    print_json(result) if as_json else _show(result)
 
 
 async def _wait_until_ended(client: Client, timeout_s: float) -> ControllerList:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import re
 import signal
 import sys
@@ -17,7 +16,7 @@ from liftpy.client import Client
 from liftpy.errors import ConfigError, LiftError, NotAllowedError, UnavailableError
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import connection_options, json_option
-from sidecar.cli.output import wait_for_closed_pipe
+from sidecar.cli.output import print_json, wait_for_closed_pipe
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 from sidecar.runtime.tasks import start_attended
@@ -94,7 +93,7 @@ async def _serve(shown: ClusterSite, address: str, port: int, as_json: bool) -> 
     except OSError as error:
         raise ConfigError(f"Cannot listen on --listen {address}:{port}: {error}. Choose another address or port.") from None
     url = f"http://{address}:{bound}"
-    click.echo(json.dumps({"event": "ready", "page": url}) if as_json else f"The page is at {url}. Ctrl-C ends it.")
+    print_json({"event": "ready", "page": url}) if as_json else click.echo(f"The page is at {url}. Ctrl-C ends it.")
     sys.stdout.flush()
     stopped = asyncio.Event()
     with contextlib.suppress(NotImplementedError):

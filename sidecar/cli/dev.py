@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import threading
 import time
@@ -22,7 +21,7 @@ from liftpy.nats.urls import check_urls, without_secrets
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.main import stop_signals
 from sidecar.cli.options import Duration, Size, credential_options, jetstream_option, json_option
-from sidecar.cli.output import limit_waits_for_readers
+from sidecar.cli.output import limit_waits_for_readers, print_json
 from sidecar.dev.cluster import MAX_NODES, DevCluster
 from sidecar.runtime.settings import (
     DEFAULT_NAMESPACE,
@@ -194,7 +193,7 @@ def _announce(cluster: DevCluster, as_json: bool) -> None:
     }
     if as_json:
         event = {"event": "ready", "nats": without_secrets(cluster.nats_url), "namespace": cluster.namespace, "nodes": nodes}
-        click.echo(json.dumps(event))
+        print_json(event)
         return
     click.echo(
         f"ready: {len(nodes)} nodes on {without_secrets(cluster.nats_url)}, data in {cluster.data}; Ctrl-C stops everything"

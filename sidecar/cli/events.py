@@ -6,10 +6,9 @@ The events are equal on every controller. So the command can continue at another
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import click
@@ -19,18 +18,17 @@ from liftpy.config import NS_PER_S
 from liftpy.core.base.strict_json import load_json
 from liftpy.core.metadata.controller.cluster_events import event_text
 from liftpy.core.observe.node_events import checked_events
+from liftpy.core.observe.timeline import SKEW_NS
 from liftpy.core.wire.subjects import EVENTS_STREAM
 from liftpy.errors import LiftError, NotAllowedError, UnavailableError
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import Duration, connection_options, json_option
-from sidecar.cli.output import wait_for_closed_pipe
+from sidecar.cli.output import print_json, wait_for_closed_pipe
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 from sidecar.runtime.tasks import start_attended
 
 _TIMEOUT_S = 2.0
-_SKEW_NS = 60 * NS_PER_S
-"""Maximum difference between the clocks of the metadata leader and the stream's leader, in nanoseconds."""
 POLL_S = 1.0
 
 
@@ -60,9 +58,9 @@ def events(since_s: float, follow: bool, as_json: bool, target: Target) -> None:
 class EventPages:
     """Reads the cluster events in pages. If a controller does not answer, it asks the next one."""
 
-    def __init__(self, client: Client, sleep: Callable[[float], Any] | None = None) -> None:
+    def __init__(self, client: Client, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep) -> None:
         self._client = client
-        self._sleep = sleep or _sleep
+        self._sleep = sleep
         self._place = (0, -1)
         self._numbers: dict[str, int] = {}
         """Node id -> number of the last event that was read from this node."""
@@ -132,7 +130,7 @@ class EventPages:
         client = self._client
         try:
             bounds = await client.bounds(EVENTS_STREAM)
-            start = max(await client.offset_at(EVENTS_STREAM, 0, max(0, since_ns - _SKEW_NS)), bounds.log_start_offset)
+            start = max(await client.offset_at(EVENTS_STREAM, 0, max(0, since_ns - SKEW_NS)), bounds.log_start_offset)
             async for part in client.read_range(EVENTS_STREAM, 0, start, bounds.high_watermark + 1, uid=bounds.uid, exact=True):
                 stored_events = [load_json(value) for value in part.values() if value]
                 if stored_events:
@@ -163,16 +161,13 @@ def _place(event: dict[str, Any]) -> tuple[int, int]:
     return event["index"], event["number"]
 
 
-async def _sleep(wait_s: float) -> None:
-    await asyncio.sleep(wait_s)
-
-
 def _show(page: dict[str, Any], as_json: bool) -> None:
     if page["gap"] and not as_json:
         click.echo(f"(the history up to entry {page['begins']:,} is no longer in memory)")
     elif page["gap"]:
-        click.echo(json.dumps({"kind": "gap", "up_to_index": page["begins"]}))
+        print_json({"kind": "gap", "up_to_index": page["begins"]})
     for event in page["events"]:
-        click.echo(
-            json.dumps(event) if as_json else f"{event['time']}  {event['index']}.{event['number']}  {event_text(event)}"
-        )
+        if as_json:
+            print_json(event)
+        else:
+            click.echo(f"{event['time']}  {event['index']}.{event['number']}  {event_text(event)}")

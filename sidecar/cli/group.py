@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -21,7 +20,7 @@ from liftpy.errors import NotFoundError
 from sidecar.cli.completion import CURSOR, GROUP, STREAM
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import connection_options, dry_run_option, json_option, may_act, yes_option
-from sidecar.cli.output import count_of, print_table
+from sidecar.cli.output import count_of, print_json, print_table
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 
@@ -41,7 +40,7 @@ def list_(as_json: bool, target: Target) -> None:
     """List all consumer groups."""
     groups = with_client(target, lambda client: client.groups.list())
     if as_json:
-        click.echo(json.dumps([dataclasses.asdict(one) for one in groups]))
+        print_json([dataclasses.asdict(one) for one in groups])
         return
     if not groups:
         click.echo("no groups yet: liftpy consume STREAM --group NAME")
@@ -66,7 +65,7 @@ def show(name: str, as_json: bool, target: Target) -> None:
     if as_json:
         members = [dataclasses.asdict(member) for member in described.members]
         queues = [dataclasses.asdict(queue) for queue in described.queues]
-        click.echo(json.dumps({"members": members, "positions": _lags_as_json(lags), "queues": queues}))
+        print_json({"members": members, "positions": _lags_as_json(lags), "queues": queues})
         return
     rows = [
         (m.name[:12], m.instance, m.client, f"{m.silent_s:.1f} s", ", ".join(f"{s}/{p}" for s, p in m.owned))
@@ -78,7 +77,7 @@ def show(name: str, as_json: bool, target: Target) -> None:
     for key, position, lag in lags:
         member = owner.get((key.stream, key.partition))
         whose = member.name[:12] if member else "-"
-        places.append((f"{key.stream}/{key.partition}", str(position), "?" if lag is None else str(lag), whose))
+        places.append((str(key), str(position), "?" if lag is None else str(lag), whose))
     print_table(("partition", "position", "lag", "owner"), places)
     if described.queues:
         click.echo()
@@ -94,12 +93,12 @@ _QUEUE = ("queue", "acked below", "taken below", "unacked", "returned", "dead", 
 
 def _figures(q: QueueFigures) -> tuple[str, ...]:
     counts = (q.acknowledged_below, q.taken_below, q.out, q.returned, q.dead, q.held)
-    return (f"{q.key.stream}/{q.key.partition}", *map(str, counts))
+    return (str(q.key), *map(str, counts))
 
 
 def _holders(q: QueueFigures) -> list[tuple[str, ...]]:
     """Return table rows about workers that have unacked records: partition, worker, number of records, first offset, deliveries."""
-    place = f"{q.key.stream}/{q.key.partition}"
+    place = str(q.key)
     return [(place, one.worker[:12], str(one.records), str(one.first), str(one.deliveries)) for one in q.holders]
 
 
@@ -173,7 +172,7 @@ def _set_positions(
         for number in [p.partition for p in known.partitions] if partition is None else [partition]:
             at = await client.consume(stream, number, start=start).position()
             wanted[PartitionKey(stream, at.uid, number)] = at.offset
-        rows = [(f"{key.stream}/{key.partition}", str(before.get(key, "-")), str(at)) for key, at in sorted(wanted.items())]
+        rows = [(str(key), str(before.get(key, "-")), str(at)) for key, at in sorted(wanted.items())]
         print_table(("partition", heading, "new"), rows)
         return wanted
 
@@ -233,7 +232,7 @@ def list_cursors(as_json: bool, target: Target) -> None:
     """List all cursors."""
     names = with_client(target, lambda client: client.cursors.list())
     if as_json:
-        click.echo(json.dumps(names))
+        print_json(names)
     elif names:
         print_table(("cursor",), [(name,) for name in names])
     else:
@@ -252,9 +251,9 @@ def show_cursor(name: str, as_json: bool, target: Target) -> None:
 
     lags = with_client(target, work)
     if as_json:
-        click.echo(json.dumps(_lags_as_json(lags)))
+        print_json(_lags_as_json(lags))
         return
-    shown = [(f"{k.stream}/{k.partition}", str(at), "?" if lag is None else str(lag)) for k, at, lag in lags]
+    shown = [(str(k), str(at), "?" if lag is None else str(lag)) for k, at, lag in lags]
     print_table(("partition", "position", "lag"), shown)
 
 
@@ -285,7 +284,7 @@ def delete_cursor(name: str, dry_run: bool, yes: bool, target: Target) -> None:
 
     positions = with_client(target, lambda client: client.cursors.describe(name))
     for key, at in sorted(positions.items()):
-        click.echo(f"{name}: {key.stream}/{key.partition} at {at}")
+        click.echo(f"{name}: {key} at {at}")
     if may_act(dry_run, yes, f"delete cursor {name} permanently?"):
         with_client(target, lambda client: client.cursors.delete(name))
         click.echo(f"cursor {name} deleted")

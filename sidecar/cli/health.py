@@ -5,7 +5,6 @@ A supervisor may start the command every few seconds. So ``--status-port`` loads
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from typing import Any
@@ -15,6 +14,7 @@ import click
 from liftpy.core.base.ids import PROBE_STREAM as PROBE
 from sidecar.cli.help import HelpCommand, options_before
 from sidecar.cli.options import add_shared_options, json_option, selected_target
+from sidecar.cli.output import print_json
 
 EXIT_UNHEALTHY = 1
 """A check of ``liftpy health`` has failed."""
@@ -86,7 +86,7 @@ def health(
 
         with selected_target(connection) as target:
             result = check_health(target, level or "ready", node_id, probe)
-    click.echo(json.dumps(result) if as_json else "\n".join(result["checks"]))
+    print_json(result) if as_json else click.echo("\n".join(result["checks"]))
     return 0 if result["healthy"] else EXIT_SILENT if result["silent"] else EXIT_UNHEALTHY
 
 

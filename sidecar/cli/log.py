@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from liftpy.core.log.segment import base_offsets
 from liftpy.errors import ConfigError, DataDirectoryLockedError
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import json_option
-from sidecar.cli.output import Progress, count_of, print_table
+from sidecar.cli.output import Progress, count_of, print_json, print_table
 from sidecar.disk.data_folder import UNREPORTED_DAMAGE, DataDirectory
 from sidecar.disk.files import DirectoryStorage
 
@@ -61,7 +60,7 @@ def dump(folder: Path, batches: bool, as_json: bool) -> None:
         shown = _as_dict(report)
         if batches:
             shown["batches"] = [row for _, row in _batch_rows(storage, report)]
-        click.echo(json.dumps(shown))
+        print_json(shown)
         return
     _print_segments(report)
     click.echo(f"checkpoint: {_checkpoint_text(report)}")
@@ -83,7 +82,7 @@ def verify(folder: Path, as_json: bool) -> int:
     with Progress(str(folder), None, is_shown=not as_json) as progress:
         report = inspect(_storage(folder), partial(progress.step, str(folder), "segments"))
     if as_json:
-        click.echo(json.dumps(_as_dict(report)))
+        print_json(_as_dict(report))
     elif report.faults:
         click.echo(f"first damage: {report.faults[0]}")
         for fault in report.faults[1:]:
@@ -130,7 +129,7 @@ def repair(folder: Path, as_json: bool) -> None:
         opened.close()
         is_marked = data is not None and data.has_mark(UNREPORTED_DAMAGE)
     if as_json:
-        click.echo(json.dumps(result))
+        print_json(result)
         return
     click.echo(f"truncated {count_of(report.cut_bytes, 'byte')} of a torn tail, rebuilt {report.rebuilt_indexes} indexes")
     for damage in report.damage:

@@ -18,8 +18,8 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import click
@@ -207,6 +207,20 @@ def stop_signals() -> list[signal.Signals]:
 
 
 @contextmanager
+def signal_handlers(numbers: Iterable[int], handler: Callable[[int, object], object]) -> Iterator[None]:
+    """Let ``handler`` handle the signals ``numbers`` in this block. Only the main thread gets signals, so others change nothing."""
+    before = {}
+    with suppress(ValueError):  # not the main thread
+        for number in numbers:
+            before[number] = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, signal.SIG_DFL if earlier is None else earlier)
+
+
+@contextmanager
 def _exit_at_signals() -> Iterator[None]:
     """Let the first signal of ``stop_signals``, or Ctrl-C, end the process at once. In this block, it has nothing to clean up.
 
@@ -216,17 +230,8 @@ def _exit_at_signals() -> Iterator[None]:
     numbers = stop_signals()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         numbers.append(signal.SIGINT)
-    before = {}
-    try:
-        for number in numbers:
-            before[number] = signal.signal(number, lambda number, _: os._exit(SIGNALED + number))
-    except ValueError:  # only the main thread gets signals
-        pass
-    try:
+    with signal_handlers(numbers, lambda number, _: os._exit(SIGNALED + number)):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 @contextmanager
@@ -257,21 +262,14 @@ def _ended_by_signals() -> Iterator[list[int]]:
         repeats[-1].daemon = True
         repeats[-1].start()
 
-    before = {}
-    try:
-        for number in stop_signals():
-            before[number] = signal.signal(number, end)
-    except ValueError:  # only the main thread gets signals
-        pass
-    hook, sys.unraisablehook = sys.unraisablehook, send_again
-    try:
-        yield signals
-    finally:
-        sys.unraisablehook = hook
-        for repeat in repeats:
-            repeat.cancel()
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+    with signal_handlers(stop_signals(), end):
+        hook, sys.unraisablehook = sys.unraisablehook, send_again
+        try:
+            yield signals
+        finally:
+            sys.unraisablehook = hook
+            for repeat in repeats:
+                repeat.cancel()
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -7,7 +7,6 @@ nodes. ``can-stop`` says for a rolling restart whether the node may stop now.
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Coroutine
 from typing import Any
@@ -24,7 +23,7 @@ from liftpy.errors import ConfigError, NotFoundError, StaleRequestError
 from sidecar.cli.completion import node_argument
 from sidecar.cli.help import HelpCommand, HelpGroup
 from sidecar.cli.options import Duration, ask_consent, connection_options, json_option, timeout_option, yes_option
-from sidecar.cli.output import count_of
+from sidecar.cli.output import count_of, print_json
 from sidecar.cli.reassignment import follow, move_timeout_option
 from sidecar.cli.session import with_client
 from sidecar.runtime.logs import LEVELS
@@ -86,7 +85,7 @@ def drain(node_id: str, wait: bool, cancel: bool, timeout_s: float, as_json: boo
 
     result = with_client(target, work)
     if as_json:
-        click.echo(json.dumps(result))
+        print_json(result)
     elif cancel:
         click.echo(f"{node_id} receives replicas again. It holds {count_of(result['replicas'], 'replica')}")
     elif wait:
@@ -143,7 +142,7 @@ def can_stop(node_id: str, as_json: bool, target: Target) -> int:
     voters = {member.node_id: member.connected for member in state.controllers if not member.learner}
     reasons = reasons_to_keep_running(state.image, node_id, voters)
     if as_json:
-        click.echo(json.dumps({"node": node_id, "can_stop": not reasons, "reasons": reasons}))
+        print_json({"node": node_id, "can_stop": not reasons, "reasons": reasons})
     else:
         click.echo("\n".join(reasons) or f"{node_id} can stop")
     return 1 if reasons else 0
@@ -162,7 +161,7 @@ def remove(node_id: str, dry_run: bool, timeout_s: float, as_json: bool, target:
     """
     with_client(target, lambda client: _remove_node(client, node_id, dry_run, timeout_s))
     if as_json:
-        click.echo(json.dumps({"node": node_id, "removed": not dry_run, "dry_run": dry_run, "controller": False}))
+        print_json({"node": node_id, "removed": not dry_run, "dry_run": dry_run, "controller": False})
         return
     click.echo(f"{node_id} would be removed" if dry_run else f"{node_id} is removed")
 
@@ -193,7 +192,7 @@ def remove_data(node_id: str, directories: tuple[str, ...], yes: bool, as_json: 
         ask_consent(yes, f"remove {', '.join(directories)} from node {node_id} permanently?")
     result = with_client(target, work)
     if as_json:
-        click.echo(json.dumps(result))
+        print_json(result)
     elif directories:
         click.echo(f"{node_id}: {', '.join(result['removed'])} removed, {result['bytes']:,} bytes")
     else:
@@ -244,7 +243,7 @@ def _set_fact(target: Target, node_id: str, name: str, value: str | float | None
         "rack_by_hand": node.rack_by_hand,
     }
     if as_json:
-        click.echo(json.dumps(facts))
+        print_json(facts)
         return
     by_hand = {True: " (by hand)", False: ""}
     click.echo(
@@ -300,8 +299,7 @@ def log_level(node_id: str, level: str, duration_s: float, as_json: bool, target
     result = with_client(target, lambda client: client.admin.node_log_level(node_id, level, duration_s), needs_majority=False)
     if "error" in result:
         raise ConfigError(str(result["error"]))
-    click.echo(
-        json.dumps({"node": node_id, **result})
-        if as_json
-        else f"{node_id} logs at level {level} for {Duration.text(duration_s)}"
-    )
+    if as_json:
+        print_json({"node": node_id, **result})
+    else:
+        click.echo(f"{node_id} logs at level {level} for {Duration.text(duration_s)}")

@@ -53,16 +53,23 @@ async def answer_of(asking: Awaitable[dict[str, Any]]) -> dict[str, Any] | None:
     return None if "error" in answer else answer
 
 
-async def judge_cluster(nodes: NodeRequests, node_ids: list[str]) -> ClusterVerdict:
-    """Ask all nodes at once for their summaries, and return the verdict on the health of the cluster."""
+async def ask_summaries(
+    nodes: NodeRequests, node_ids: list[str], timeout_s: float = _NODE_TIMEOUT_S
+) -> dict[str, NodeSummary | None]:
+    """Ask all nodes at once for their summaries. None: the node does not answer within ``timeout_s`` seconds."""
 
     async def ask(node_id: str) -> NodeSummary | None:
         try:
-            return await nodes.node_glance(node_id, _NODE_TIMEOUT_S)
+            return await nodes.node_glance(node_id, timeout_s)
         except LiftError:
             return None
 
-    return judge(dict(zip(node_ids, await asyncio.gather(*map(ask, node_ids)), strict=True)))
+    return dict(zip(node_ids, await asyncio.gather(*map(ask, node_ids)), strict=True))
+
+
+async def judge_cluster(nodes: NodeRequests, node_ids: list[str]) -> ClusterVerdict:
+    """Ask all nodes for their summaries, and return the verdict on the health of the cluster."""
+    return judge(await ask_summaries(nodes, node_ids))
 
 
 async def ask_nodes(client: Client, node_ids: list[str]) -> NodeReports:

@@ -205,17 +205,6 @@ def ask_consent(yes: bool, question: str, lines: Iterable[str] = ()) -> None:
         click.confirm(question, abort=True, err=True)
 
 
-def internal_option(function: F) -> F:
-    """Add the option --internal to a command. The value is in the command's ``target``. Use it below ``connection_options``."""
-
-    @functools.wraps(function)
-    def command(*args: Any, target: Target, internal: bool, **kwargs: Any) -> Any:
-        return function(*args, target=replace(target, internal=internal), **kwargs)
-
-    text = "Include internal streams (names that start with _)."
-    return click.option("--internal", is_flag=True, help=text)(command)  # type: ignore[return-value]
-
-
 def credential_options(function: F) -> F:
     """Add only the options for credentials to a command that runs nodes. The command gets ``credentials: Credentials``."""
 
@@ -247,6 +236,17 @@ def connection_options(function: F) -> F:
             return function(*args, target=target, **kwargs)
 
     return add_shared_options(command)  # type: ignore[return-value]
+
+
+def connection_and_internal_options(function: F) -> F:
+    """Add the connection options and --internal to a command. ``target`` has the value of --internal, too."""
+
+    @functools.wraps(function)
+    def command(*args: Any, target: Target, internal: bool, **kwargs: Any) -> Any:
+        return function(*args, target=replace(target, internal=internal), **kwargs)
+
+    text = "Include internal streams (names that start with _)."
+    return connection_options(click.option("--internal", is_flag=True, help=text)(command))  # type: ignore[return-value]
 
 
 def add_shared_options(function: F) -> F:

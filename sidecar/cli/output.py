@@ -1,4 +1,4 @@
-"""Output of commands: tables, progress on standard error, and a closed pipe.
+"""Output of commands: tables, JSON, progress on standard error, and a closed pipe.
 
 Tables fit terminals of 80 columns. Columns that do not fit are wrapped, the least important first. Nothing is truncated. Progress is a
 bar on a terminal, else a line with a percentage every ``LINE_EVERY_S``. This module imports rich and asyncio late, because every
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import json
 import os
 import select
 import stat
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
 
 _SHORT = 24
 """Maximum width of a column that is shown in one line, in characters, unless it may be folded."""
+
+
+def print_json(value: object) -> None:
+    """Print ``value`` as one line of JSON: the output of a command with ``--json``."""
+    click.echo(json.dumps(value))
 
 
 def print_table(

@@ -6,7 +6,6 @@ Each command waits until the change is complete. After ``--timeout`` it says wha
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 
 import click
@@ -20,7 +19,7 @@ from liftpy.errors import ConfigError, NotFoundError, StaleRequestError, Unavail
 from sidecar.cli.completion import NODE, STREAM
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import ask_consent, connection_options, json_option, timeout_option
-from sidecar.cli.output import count_of
+from sidecar.cli.output import count_of, print_json
 from sidecar.cli.reassignment import follow, move_timeout_option, same_stream, wait_option
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
@@ -90,7 +89,7 @@ def move(
     now = with_client(target, work)
     if as_json:
         place = {"replicas": list(now.replicas), "target": list(now.target), "leader": now.leader}
-        click.echo(json.dumps({"stream": stream, "partition": number, **place}))
+        print_json({"stream": stream, "partition": number, **place})
         return
     click.echo(
         f"{stream}/{number} is on {' '.join(now.replicas)}" + (f", moving to {' '.join(now.target)}" if now.target else "")
@@ -200,7 +199,7 @@ def elect_preferred(only: str | None, timeout_s: float, as_json: bool, target: T
 
     moved = with_client(target, work)
     if as_json:
-        click.echo(json.dumps({"moved": [_json(stream, image) for stream, image in moved]}))
+        print_json({"moved": [_json(stream, image) for stream, image in moved]})
         return
     for stream, image in moved:
         click.echo(f"{stream}/{image.partition} is led by {image.leader}")
@@ -249,6 +248,6 @@ def _json(stream: str, image: PartitionState) -> dict[str, object]:
 
 def _print_result(stream: str, image: PartitionState, took_s: float, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps({**_json(stream, image), "took_s": round(took_s, 3)}))
+        print_json({**_json(stream, image), "took_s": round(took_s, 3)})
         return
     click.echo(f"{stream}/{image.partition} is led by {image.leader} in epoch {image.leader_epoch}, after {took_s:.2f} s")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import stat
 import time
@@ -37,7 +36,7 @@ from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.main import exit_code
 from sidecar.cli.options import BYTES, connection_options, json_option
-from sidecar.cli.output import Progress
+from sidecar.cli.output import Progress, print_json
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 from sidecar.runtime.tasks import start_attended
@@ -207,12 +206,12 @@ def publish(
         with_client(target, work, needs_majority=False)
     except KeyboardInterrupt:
         if as_json:
-            click.echo(json.dumps({**report.as_json, "ack": ack, "interrupted": True}))
+            print_json({**report.as_json, "ack": ack, "interrupted": True})
         click.echo(f"Interrupted: {report.progress}", err=True)
         raise
     seconds = time.monotonic() - started
     if as_json:
-        click.echo(json.dumps({**report.as_json, "ack": ack, "seconds": round(seconds, 3)}))
+        print_json({**report.as_json, "ack": ack, "seconds": round(seconds, 3)})
     else:
         where = f", offsets {report.first_offset} to {report.last_offset}" if report.last_offset >= 0 else ""
         messages = "message" if report.published == 1 else "messages"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -20,7 +19,7 @@ from liftpy.errors import NotFoundError
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.node_reports import NodeReports, ask_nodes
 from sidecar.cli.options import connection_options, json_option
-from sidecar.cli.output import count_of, print_table
+from sidecar.cli.output import count_of, print_json, print_table
 from sidecar.cli.reassignment import follow, move_timeout_option, wait_option
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
@@ -98,7 +97,7 @@ def rebalance(
         replaced = await _replaced_moves(client, image, plan, refused) if wait and plan.targets and not dry_run else []
         exit_code = 1 if refused or replaced else 0
         if as_json:
-            click.echo(json.dumps(_json(plan, dry_run) | {"refused": refused, "replaced": replaced}))
+            print_json(_json(plan, dry_run) | {"refused": refused, "replaced": replaced})
             return exit_code
         for line in refused:
             click.echo(f"not moved: {line}", err=True)
@@ -241,15 +240,15 @@ async def _cancel(client: Client, image: ClusterImage, as_json: bool) -> int:
     of_ours = [movement for movement in movements(image) if movement.why in ours]
     moves = [ReplicaMove(stream=m.stream, uid=m.uid, partition=m.partition) for m in of_ours]
     refused = await client.admin.reassign_all(moves)
+    canceled, exit_code = len(moves) - len(refused), 1 if refused else 0
     if as_json:
-        click.echo(json.dumps({"cancelled": len(moves) - len(refused), "refused": refused}))
-        return 1 if refused else 0
-    canceled = len(moves) - len(refused)
+        print_json({"cancelled": canceled, "refused": refused})
+        return exit_code
     are = "is" if canceled == 1 else "are"
     for line in refused:
         click.echo(f"not canceled: {line}", err=True)
     click.echo(f"{count_of(canceled, 'move')} {are} canceled. Moves whose log is already copied are completed")
-    return 1 if refused else 0
+    return exit_code
 
 
 def _json(plan: RebalancePlan, dry_run: bool) -> dict[str, Any]:

@@ -60,11 +60,11 @@ from liftpy.service.settings import ServiceSettings
 from sidecar.cli.completion import NODE, SERVICE, STREAM
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.main import stop_signals
-from sidecar.cli.node_reports import answer_of
+from sidecar.cli.node_reports import ask_nodes
 from sidecar.cli.options import BYTES, Duration, connection_options, timeout_option
 from sidecar.cli.output import limit_waits_for_readers
 from sidecar.cli.session import with_client
-from sidecar.runtime.logs import LogHandler
+from sidecar.runtime.logs import LEVELS, LogHandler
 from sidecar.runtime.restarts import EXIT_TO_REPAIR, momentary
 from sidecar.runtime.settings import Target
 from sidecar.runtime.tasks import start_attended
@@ -305,12 +305,10 @@ async def store_now(
     """
     image = await client.stream(stream)
     partition = _partition_in(stream, len(image.partitions), number)
-    positions = {}
-    for node in nodes or image.partitions[partition].replicas:
-        status = await _service_status(client, node, image.uid, partition, name)
-        if status:
-            positions[node] = int(status["position"])
-        elif nodes:
+    instances = await _instances(client, nodes or image.partitions[partition].replicas, image.uid, partition, name)
+    positions = {node: int(status["position"]) for node, status in instances.items()}
+    for node in nodes:
+        if node not in positions:
             raise NotFoundError(f"Service {name} does not run next to node {node}. Check --node.")
     if not positions:
         raise NotFoundError(
@@ -322,10 +320,8 @@ async def store_now(
     stored: dict[str, int] = {}
     give_up_s = time.monotonic() + timeout_s
     while True:
-        for node in positions.keys() - stored.keys():
-            status = await _service_status(client, node, image.uid, partition, name)
-            if status and int(status["snapshot"]) >= positions[node]:
-                stored[node] = int(status["snapshot"])
+        instances = await _instances(client, sorted(positions.keys() - stored.keys()), image.uid, partition, name)
+        stored |= {node: at for node, one in instances.items() if (at := int(one["snapshot"])) >= positions[node]}
         missing = sorted(positions.keys() - stored.keys())
         if not missing:
             return dict(sorted(stored.items()))
@@ -398,9 +394,7 @@ async def _check_skip(
             f"{stream}/{partition} has the offsets {bounds.log_start_offset} to {bounds.end_offset - 1}, not "
             f"{unit.offset}. Check --offset."
         )
-    replicas = image.partitions[partition].replicas
-    answers = await asyncio.gather(*(_service_status(client, node, image.uid, partition, name) for node in replicas))
-    instances = {node: status for node, status in zip(replicas, answers, strict=True) if status}
+    instances = await _instances(client, image.partitions[partition].replicas, image.uid, partition, name)
     applied = {node: status for node, status in instances.items() if int(status["position"]) > unit.offset}
     for node, status in applied.items():
         if not force:
@@ -483,15 +477,11 @@ def _partition_in(stream: str, count: int, partition: int | None) -> int:
     return place
 
 
-async def _service_status(client: Client, node: str, uid: str, partition: int, name: str) -> dict[str, Any]:
-    """Return the status of the service on ``node``. Empty: the service does not run there, or the node does not answer."""
-    status = await answer_of(client.admin.node_status(node)) or {}
-    for partition_status in status.get("partitions", []):
-        if (partition_status.get("uid"), partition_status.get("partition")) == (uid, partition):
-            for service in partition_status.get("services", []):
-                if service.get("service") == name:
-                    return dict(service)
-    return {}
+async def _instances(client: Client, nodes: Sequence[str], uid: str, partition: int, name: str) -> dict[str, dict[str, Any]]:
+    """Return the status of the service ``name`` by node. A node without an answer or without the service is absent."""
+    reports = await ask_nodes(client, list(nodes))
+    services = {node: report.get((uid, partition), {}).get("services", []) for node, report in reports.items()}
+    return {node: dict(one) for node, found in services.items() for one in found if one.get("service") == name}
 
 
 async def _record(client: Client, stream: str, partition: int, offset: int, uid: str) -> Record:
@@ -621,9 +611,7 @@ def query(
         "is due and no other record arrives. 0 disables them."
     ),
 )
-@click.option(
-    "--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]), help="Minimum level of log lines."
-)
+@click.option("--log-level", default="info", type=click.Choice(LEVELS), help="Minimum level of log lines.")
 @connection_options
 @click.pass_context
 def run(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import asdict
 from typing import Any
 
@@ -15,7 +14,7 @@ from liftpy.errors import ConfigError, UnavailableError
 from sidecar.cli.completion import node_argument
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import Duration, Size, connection_options, json_option
-from sidecar.cli.output import print_table
+from sidecar.cli.output import print_json, print_table
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 
@@ -38,7 +37,7 @@ def show(node_id: str, diff: bool, as_json: bool, target: Target) -> None:
     found = with_client(target, lambda client: client.admin.node_settings(node_id))
     rows = [row for row in found if not diff or "read" in row or row["value"] != row["default"]]
     if as_json:
-        click.echo(json.dumps({"node": node_id, "settings": rows}))
+        print_json({"node": node_id, "settings": rows})
         return
     columns = ("setting", "value", "source", "default", "applied by")
     cells = [(row["name"], _value(row), row["source"], _text(row["default"]), row["applies"]) for row in rows]
@@ -58,7 +57,7 @@ def reload(node_id: str, as_json: bool, target: Target) -> None:
             "Correct the settings of this node and reload again."
         )
     if as_json:
-        click.echo(json.dumps({"node": node_id, **result}))
+        print_json({"node": node_id, **result})
         return
     if result["applied"]:
         click.echo(f"{node_id}: applied now: {', '.join(result['applied'])}")
@@ -103,7 +102,7 @@ def default_quota(
         return await (client.admin.set_default_quota(**wanted) if wanted else client.admin.default_quota())
 
     quota = with_client(target, work)
-    click.echo(json.dumps(asdict(quota)) if as_json else f"default quota: {quota.words}")
+    print_json(asdict(quota)) if as_json else click.echo(f"default quota: {quota.words}")
 
 
 @settings.command(name="node-session", example="liftpy settings node-session --session 10s --lease 8s")
@@ -142,7 +141,7 @@ def node_session(session_s: float | None, lease_s: float | None, wait: bool, as_
 
     times = with_client(target, work)
     if as_json:
-        click.echo(json.dumps(None if times is None else {**asdict(times), "settled": times.is_settled}))
+        print_json(None if times is None else {**asdict(times), "settled": times.is_settled})
     else:
         click.echo("each node uses its own settings, because the cluster is new" if times is None else times.words)
 

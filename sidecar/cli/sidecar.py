@@ -18,7 +18,7 @@ from liftpy.errors import LiftError
 from sidecar.cli.help import ConnectionOption, HelpCommand
 from sidecar.cli.options import add_credential_options, jetstream_option
 from sidecar.cli.output import discard_stdout, limit_waits_for_readers
-from sidecar.runtime.logs import LOGS
+from sidecar.runtime.logs import LEVELS, LOGS
 from sidecar.runtime.restarts import EXIT_NO_RESTART, EXIT_TO_REPAIR, count_restart, pause_s, prevents_restart
 from sidecar.runtime.settings import SettingsLoader, restarted_environment, restarts_in_a_row, unknown_variables
 from sidecar.runtime.tasks import run_loop
@@ -63,7 +63,7 @@ logger = logging.getLogger("liftpy.node")
 )
 @jetstream_option
 @add_credential_options
-@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Minimum level of log lines.")
+@click.option("--log-level", type=click.Choice(LEVELS), help="Minimum level of log lines.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="Format of log lines.")
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON to the standard output when the node is ready.")
 def sidecar(config: Path | None, as_json: bool, **flags: Any) -> int:

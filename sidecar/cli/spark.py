@@ -7,16 +7,14 @@ the executors of Spark. ``SparkTarget`` and the functions before the commands sa
 from __future__ import annotations
 
 import functools
-import json
 import os
-import signal
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -41,9 +39,16 @@ from liftpy.spark.pipelines.tables import FORMATS, table_at
 from liftpy.spark.session import is_local, local_session
 from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpGroup
-from sidecar.cli.main import EXIT_UNAVAILABLE, SIGNALED, stop_signals
-from sidecar.cli.options import Duration, OutputFile, connection_options, internal_option, json_option, timeout_option
-from sidecar.cli.output import Progress, print_table
+from sidecar.cli.main import EXIT_UNAVAILABLE, SIGNALED, signal_handlers, stop_signals
+from sidecar.cli.options import (
+    Duration,
+    OutputFile,
+    connection_and_internal_options,
+    connection_options,
+    json_option,
+    timeout_option,
+)
+from sidecar.cli.output import Progress, print_json, print_table
 from sidecar.runtime.settings import Target
 
 if TYPE_CHECKING:
@@ -106,12 +111,8 @@ def _task_progress(what: str, session: SparkSession) -> Iterator[None]:
 @contextmanager
 def ends_by_signal() -> Iterator[None]:
     """Let SIGTERM and SIGHUP end this block with SystemExit, so that the code around it stops the queries and Spark."""
-    before = {number: signal.signal(number, lambda which, _: sys.exit(SIGNALED + which)) for number in stop_signals()}
-    try:
+    with signal_handlers(stop_signals(), lambda number, _: sys.exit(SIGNALED + number)):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _add_spark_options(function: F, master: Callable[[Any], Any], *, is_optional: bool) -> F:
@@ -164,6 +165,12 @@ def source_options(target: Target, place: SparkTarget) -> Iterator[dict[str, str
                 writer.write(secret)
             options[option] = str(file)
         yield options
+
+
+def _range_options(options: dict[str, str], start: str, end: str = "", *, accept_loss: bool) -> dict[str, str]:
+    """Return ``options`` of the format ``liftpy`` with those of a range of records. '': the default of the format."""
+    values = {"startingOffsets": start, "endingOffsets": end, "failOnDataLoss": "false" if accept_loss else ""}
+    return options | {name: value for name, value in values.items() if value}
 
 
 def optional_spark_options(function: F) -> F:
@@ -263,15 +270,12 @@ def archive(
     Every reader of Delta (or Iceberg) can read the table. liftpy.spark.pipelines.archive.whole returns the
     table and the live stream as one DataFrame.
     """
-    plan = ArchivePlan(
-        streams=streams, table=table, kind=kind or "", checkpoint=checkpoint, columns=columns, compression=compression,
-        every_s=every_s, batch_records=batch_records, orphan_age_s=orphan_age_s,
-        source={
-            **({"startingOffsets": start} if start else {}), **({"failOnDataLoss": "false"} if accept_loss else {})
-        },
-    )  # fmt: skip
     with source_options(target, place) as options:
-        plan = replace(plan, source={**plan.source, **options})
+        plan = ArchivePlan(
+            streams=streams, table=table, kind=kind or "", checkpoint=checkpoint, columns=columns, compression=compression,
+            every_s=every_s, batch_records=batch_records, orphan_age_s=orphan_age_s,
+            source=_range_options(options, start, accept_loss=accept_loss),
+        )  # fmt: skip
         if dry_run:
             _show_archive_plan(plan, as_json=as_json)
             return
@@ -285,7 +289,7 @@ def _show_archived_batch(done: Archived, *, as_json: bool) -> None:
     if as_json:
         ends = {f"{stream}/{partition}": end for (stream, partition), end in sorted(done.ends.items())}
         fields = {"batch": done.batch, "repeated": done.repeated, "files": done.files, "records": done.record_count}
-        click.echo(json.dumps({**fields, "bytes": done.size_bytes, "seconds": round(done.took_s, 3), "ends": ends}))
+        print_json({**fields, "bytes": done.size_bytes, "seconds": round(done.took_s, 3), "ends": ends})
         return
     what = "in the table before" if done.repeated else f"version {done.version}"
     rate = done.record_count / max(done.took_s, 1e-3)
@@ -295,7 +299,7 @@ def _show_archived_batch(done: Archived, *, as_json: bool) -> None:
 
 def _show_archived(records: int, took_s: float, *, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps({"archived": records, "seconds": round(took_s, 3)}))
+        print_json({"archived": records, "seconds": round(took_s, 3)})
     else:
         click.echo(f"{records:,} records archived in {took_s:.1f} s")
 
@@ -305,7 +309,7 @@ def _show_archive_plan(plan: ArchivePlan, *, as_json: bool) -> None:
     starts = {f"{stream}/{partition}": offset for (stream, partition), offset in sorted(prospect.starts.items())}
     if as_json:
         orphans = {"files": list(prospect.orphans.files), "bytes": prospect.orphans.size_bytes, "left": prospect.orphans.left}
-        click.echo(json.dumps({"resumed": prospect.resumed, "starts": starts, "waiting": prospect.waiting, "orphans": orphans}))
+        print_json({"resumed": prospect.resumed, "starts": starts, "waiting": prospect.waiting, "orphans": orphans})
         return
     click.echo("resumes from its checkpoint" if prospect.resumed else "starts a new query")
     for name, offset in starts.items():
@@ -354,11 +358,9 @@ def replay(
     same --name: it resumes.
     """
     with source_options(target, place) as options:
-        source = {**options, **({"startingOffsets": start} if start else {}), **({"endingOffsets": end} if end else {})}
-        source |= {"failOnDataLoss": "false"} if accept_loss else {}
         plan = ReplayPlan(
             stream=stream, target=target_stream, name=name, table=table, keep_partitions=partitions == "keep", rate=rate,
-            source=source,
+            source=_range_options(options, start, end, accept_loss=accept_loss),
         )  # fmt: skip
         if dry_run:
             _show_replay_plan(plan, as_json=as_json)
@@ -376,7 +378,7 @@ def _show_replay_plan(plan: ReplayPlan, *, as_json: bool) -> None:
     total = sum(planned.record_count for planned in shares)
     if as_json:
         ranges = {f"{one.stream}/{one.partition}": [one.start_offset, one.end_offset] for one in shares}
-        click.echo(json.dumps({"target": plan.target, "ranges": ranges, "records": total}))
+        print_json({"target": plan.target, "ranges": ranges, "records": total})
         return
     for planned in shares:
         click.echo(f"{planned}: {planned.record_count:,} records")
@@ -398,7 +400,7 @@ def _show_replayed(done: list[ShareDone], took_s: float, *, as_json: bool) -> No
             }
             for one in done
         ]
-        click.echo(json.dumps({"records": records, "known": known, "seconds": round(took_s, 3), "shares": shares}))
+        print_json({"records": records, "known": known, "seconds": round(took_s, 3), "shares": shares})
         return
     for one in done:
         click.echo(
@@ -442,7 +444,7 @@ def compact(
             starts = {f"{name}/{partition}": offset for (name, partition), offset in sorted(step.starts.items())}
             known = 0 if step.before is None else step.before.record_count
             if as_json:
-                click.echo(json.dumps({"starts": starts, "waiting": step.waiting, "keys": known}))
+                print_json({"starts": starts, "waiting": step.waiting, "keys": known})
             else:
                 click.echo(f"{step.waiting:,} records are new, from {starts}; the table has {known:,} keys")
             return
@@ -452,7 +454,7 @@ def compact(
             fields = {"read": done.read, "keys": done.keys, "bytes": done.size_bytes, "version": done.version}
             took_s = time.monotonic() - began_s
             if as_json:
-                click.echo(json.dumps({**fields, "seconds": round(took_s, 3)}))
+                print_json({**fields, "seconds": round(took_s, 3)})
             else:
                 what = "nothing was new" if done.version < 0 else f"version {done.version}, {done.size_bytes / 1e6:.1f} MB"
                 click.echo(f"{done.keys:,} keys of {done.read:,} new records in {took_s:.1f} s, {what}")
@@ -470,8 +472,7 @@ def compact(
 @tasks_option
 @json_option
 @optional_spark_options
-@connection_options
-@internal_option
+@connection_and_internal_options
 def audit(
     streams: tuple[str, ...], timeout_s: float, tasks: int, as_json: bool, place: SparkTarget | None, target: Target
 ) -> int:
@@ -486,7 +487,7 @@ def audit(
             access, wanted, spark=session, patience_s=timeout_s, tasks=tasks, internal=target.internal, tell=tell
         )
     if as_json:
-        click.echo(json.dumps(report.to_json()))
+        print_json(report.to_json())
     else:
         _show_audit(report)
     if report.first is not None:
@@ -578,7 +579,7 @@ def stats(
     if plot is not None:
         save_plot(report, plot)
     if as_json:
-        click.echo(json.dumps(report.to_json()))
+        print_json(report.to_json())
     else:
         _show_stats(report)
 

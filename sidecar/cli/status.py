@@ -6,7 +6,6 @@ The metadata come from the metadata leader, and the positions from the nodes. If
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
@@ -20,7 +19,7 @@ from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.node_reports import NodeReports, ask_nodes, judge_cluster, unknown_data, unknown_streams
 from sidecar.cli.options import connection_options, json_option
-from sidecar.cli.output import print_table
+from sidecar.cli.output import print_json, print_table
 from sidecar.cli.reassignment import movement_json
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
@@ -36,7 +35,7 @@ def status(only: str | None, as_json: bool, target: Target) -> None:
     The state of a partition has its leader, epochs, replicas, ISR, high watermark (HW), newest offset and lag.
     """
     report = with_client(target, lambda client: gather(client, only), needs_majority=False)
-    click.echo(json.dumps(report)) if as_json else _show(report)
+    print_json(report) if as_json else _show(report)
 
 
 async def gather(client: Client, only: str | None = None) -> dict[str, Any]:

@@ -7,7 +7,6 @@ publishes until ``liftpy stream resume``, or until the next publish with ``--res
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import time
 from collections.abc import Callable
@@ -36,13 +35,13 @@ from sidecar.cli.options import (
     BYTES,
     NOTHING_DONE,
     ask_consent,
+    connection_and_internal_options,
     connection_options,
     dry_run_option,
-    internal_option,
     json_option,
     timeout_option,
 )
-from sidecar.cli.output import count_of, print_table
+from sidecar.cli.output import count_of, print_json, print_table
 from sidecar.cli.reassignment import follow, move_timeout_option, same_stream, wait_option
 from sidecar.cli.session import with_client
 from sidecar.cli.stream_settings import (
@@ -101,8 +100,7 @@ def stream() -> None:
 @click.option("--wait/--no-wait", default=False, show_default=True, help="Wait until every replica has deleted the records.")
 @timeout_option("5m", "Maximum time for --wait.", low=0, high=math.inf)
 @json_option
-@connection_options
-@internal_option
+@connection_and_internal_options
 def purge(
     name: str, subjects: tuple[str, ...], keys: tuple[bytes, ...], before: str | None, partition: int | None, dry_run: bool,
     yes: bool, wait: bool, timeout_s: float, as_json: bool, target: Target,
@@ -138,7 +136,7 @@ def purge(
         with_client(target, lambda client: carry_out(client, purged))
     if as_json:
         counts = [one.as_object("end_offset", "at_least") for one in purged]
-        click.echo(json.dumps({"stream": name, "dry_run": dry_run, "waited": wait and not dry_run, "purged": counts}))
+        print_json({"stream": name, "dry_run": dry_run, "waited": wait and not dry_run, "purged": counts})
         return
     how = "would be deleted" if dry_run else "are deleted on every replica" if wait else "will be deleted"
     for one in purged:
@@ -211,7 +209,7 @@ def _where(before: str | None) -> int | datetime | None:
         raise ConfigError(
             f"Invalid value for --before: {before}. Use an OFFSET, or a time such as 2026-01-31T12:00:00 or -10m."
         )
-    return where.replace(tzinfo=UTC) if isinstance(where, datetime) and where.tzinfo is None else where
+    return where
 
 
 async def _wait_for_purges(client: Client, name: str, numbers: set[int], timeout_s: float, *, quiet: bool) -> None:
@@ -246,8 +244,7 @@ async def _wait_for_purges(client: Client, name: str, numbers: set[int], timeout
 )
 @_delete_options
 @json_option
-@connection_options
-@internal_option
+@connection_and_internal_options
 def delete_records(
     name: str, before: str, partition: int | None, dry_run: bool, yes: bool, as_json: bool, target: Target
 ) -> None:
@@ -275,7 +272,7 @@ def delete_records(
         with_client(target, lambda client: carry_out(client, deletions))
     if as_json:
         rows = [one.as_object("offset", "at_most") for one in deletions]
-        click.echo(json.dumps({"stream": name, "dry_run": dry_run, "begins": rows}))
+        print_json({"stream": name, "dry_run": dry_run, "begins": rows})
         return
     for one in deletions:
         click.echo(shown(one, "would begin", "would be deleted") if dry_run else shown(one, "begins", "are deleted"))
@@ -287,9 +284,7 @@ def deletion_point_of(text: str) -> int | datetime | FromEnd | None:
     None: the end of the committed records. Raises ConfigError.
     """
     where = parse_start(text, datetime.now(UTC), "--before")
-    if isinstance(where, datetime):
-        return where if where.tzinfo is not None else where.replace(tzinfo=UTC)
-    if isinstance(where, int | FromEnd):
+    if isinstance(where, int | datetime | FromEnd):
         return where
     if where == "new":
         return None
@@ -335,8 +330,7 @@ def _sum(deletions: list[_Deletion]) -> str:
 @wait_option
 @move_timeout_option
 @json_option
-@connection_options
-@internal_option
+@connection_and_internal_options
 def alter(
     name: str,
     factor: int | None,
@@ -389,9 +383,7 @@ def alter(
         ]
         facts = {"stream": name, "replication_factor": decided.replica_count, "dry_run": dry_run, "partitions": partitions}
         changes = {key: {"before": old, "after": new} for key, old, new in _changes(before, decided)}
-        click.echo(
-            json.dumps(facts | {"settings": settings_as_json(decided.config, decided.replica_count), "changes": changes})
-        )
+        print_json(facts | {"settings": settings_as_json(decided.config, decided.replica_count), "changes": changes})
     elif wait and not dry_run and factor is not None:
         click.echo(f"every partition of {name} has {factor} replicas")
 
@@ -439,8 +431,7 @@ _PARTITIONS = click.option(
     help=("Resume all partitions paused with this option at the next publish to one of them. That publish is stored."),
 )
 @json_option
-@connection_options
-@internal_option
+@connection_and_internal_options
 def pause(
     name: str, partitions: tuple[int, ...], resume_on_publish: bool, resume_all: bool, as_json: bool, target: Target
 ) -> None:
@@ -458,8 +449,7 @@ def pause(
 @click.argument("name", type=STREAM)
 @_PARTITIONS
 @json_option
-@connection_options
-@internal_option
+@connection_and_internal_options
 def resume(name: str, partitions: tuple[int, ...], as_json: bool, target: Target) -> None:
     """Resume stream NAME: accept publishes again."""
     _pause_show(with_client(target, lambda client: client.admin.resume(name, partitions or None)), partitions, as_json)
@@ -469,7 +459,7 @@ def _pause_show(image: StreamInfo, partitions: tuple[int, ...], as_json: bool) -
     about = [p for p in image.partitions if not partitions or p.partition in partitions]
     if as_json:
         pauses = [{"partition": p.partition, "paused": p.pause.words} for p in about]
-        click.echo(json.dumps({"stream": image.name, "uid": image.uid, "partitions": pauses}))
+        print_json({"stream": image.name, "uid": image.uid, "partitions": pauses})
         return
     for p in about:
         state = f"is paused {p.pause.words}" if p.pause.takes_nothing else "accepts publishes"
@@ -496,8 +486,7 @@ _PATIENCE_S = 2.0
 @setting_options
 @placement_options
 @json_option
-@connection_options
-@internal_option
+@connection_and_internal_options
 def create(
     name: str,
     subject: str,
@@ -529,7 +518,7 @@ def create(
 
     info, why = with_client(target, work)
     if as_json:
-        click.echo(json.dumps(stream_json(info)))
+        print_json(stream_json(info))
         return
     count = info.replica_count
     click.echo(
@@ -550,8 +539,7 @@ def create(
 @click.option("--partitions", "total", type=click.IntRange(2, 10_000), help="New number of partitions.")
 @placement_options
 @json_option
-@connection_options
-@internal_option
+@connection_and_internal_options
 def add_partitions(
     name: str, total: int | None, as_json: bool, target: Target, placement: PlacementOptions, dry_run: bool
 ) -> None:
@@ -566,18 +554,17 @@ def add_partitions(
         )
         return
     info = with_client(target, lambda client: client.admin.add_partitions(name, total or 0, placement=placement))
-    click.echo(json.dumps(stream_json(info)) if as_json else f"stream {name} has {count_of(len(info.partitions), 'partition')}")
+    print_json(stream_json(info)) if as_json else click.echo(f"stream {name} has {count_of(len(info.partitions), 'partition')}")
 
 
 @stream.command(name="list", example="liftpy stream list")
 @json_option
-@connection_options
-@internal_option
+@connection_and_internal_options
 def list_streams(as_json: bool, target: Target) -> None:
     """List all streams. Internal streams need --internal."""
     streams = with_client(target, lambda client: client.admin.list_streams(internal=target.internal))
     if as_json:
-        click.echo(json.dumps([stream_json(s) for s in streams]))
+        print_json([stream_json(s) for s in streams])
         return
     rows = [(s.name, s.subject, _partitions(s), str(s.replica_count), s.config.ack_policy.value, s.uid) for s in streams]
     columns = ("stream", "subject", "partitions", "replicas", "ack", "uid")
@@ -602,7 +589,7 @@ def show(name: str, as_json: bool, target: Target) -> None:
     by_default = quota if info.image.config_under(quota) is not info.config else NO_QUOTA
     if as_json:
         by_cluster = {"default_quota": asdict(by_default)}
-        click.echo(json.dumps(stream_json(info) | by_cluster | ({"waits": why} if info.waiting else {})))
+        print_json(stream_json(info) | by_cluster | ({"waits": why} if info.waiting else {}))
         return
     described = stream_json(info)
     settings = ", ".join(f"{key} {value}" for key, value in settings_to_show(info.config, info.replica_count).items())
@@ -635,8 +622,7 @@ def show(name: str, as_json: bool, target: Target) -> None:
 @click.option("--dry-run", is_flag=True, help="Print what would be deleted, and change nothing.")
 @_yes_option
 @json_option
-@connection_options
-@internal_option
+@connection_and_internal_options
 def delete(name: str, dry_run: bool, yes: bool, as_json: bool, target: Target) -> None:
     """Permanently delete stream NAME and all its records."""
 
@@ -653,7 +639,7 @@ def delete(name: str, dry_run: bool, yes: bool, as_json: bool, target: Target) -
         ask_consent(yes, f"delete stream {name} and {what} permanently?")
         with_client(target, lambda client: carry_out(client, info.uid))
     if as_json:
-        click.echo(json.dumps({"deleted": name, "uid": info.uid, "records": records, "dry_run": dry_run}))
+        print_json({"deleted": name, "uid": info.uid, "records": records, "dry_run": dry_run})
     else:
         click.echo(f"stream {name} and {what} would be deleted" if dry_run else f"stream {name} deleted, with {what}")
 

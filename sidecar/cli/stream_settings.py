@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from liftpy.core.metadata.image import INSUFFICIENT_NODES
 from liftpy.core.metadata.placement import MANUAL, POLICIES
 from liftpy.errors import ConfigError
 from sidecar.cli.options import NOTHING_DONE, Duration, Size
-from sidecar.cli.output import print_table
+from sidecar.cli.output import print_json, print_table
 
 F = TypeVar("F", bound=Callable[..., Any])
 MAX_FILE_BYTES = 1 << 20
@@ -274,7 +273,7 @@ def _read_settings_file(path: Path) -> bytes:
 def show_plan(plan: PlacementPlan, stream: str, as_json: bool) -> None:
     """Print where the replicas of a stream would be placed."""
     if as_json:
-        click.echo(json.dumps(plan_json(plan, stream)))
+        print_json(plan_json(plan, stream))
         return
     if plan.waits:
         click.echo(f"stream {stream} would wait, {INSUFFICIENT_NODES}: {plan.waits}")

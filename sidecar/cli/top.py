@@ -28,7 +28,6 @@ from rich.text import Text
 from liftpy.client import Client
 from liftpy.core.observe.cluster_health import DEGRADED, OK, Reason, reason
 from liftpy.core.observe.cluster_model import HISTORY, ClusterMonitor, Model, NodeRow
-from liftpy.core.observe.node_summary import NodeSummary
 from liftpy.core.observe.page_model import (
     checked_streams,
     figure,
@@ -39,11 +38,13 @@ from liftpy.core.observe.page_model import (
 )
 from liftpy.errors import LiftError, UnavailableError
 from sidecar.cli.help import HelpCommand
+from sidecar.cli.node_reports import ask_summaries
 from sidecar.cli.options import connection_options, json_option
-from sidecar.cli.output import wait_for_closed_pipe
+from sidecar.cli.output import print_json, wait_for_closed_pipe
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 from sidecar.runtime.tasks import start_attended
+from sidecar.status.cluster_poller import EVERY_S, TIMEOUT_S
 from sidecar.status.pages import GROUP_COLUMNS, SERVICE_COLUMNS, STREAM_COLUMNS
 
 SORTS = ("rate", "lag", "p99", "name")
@@ -341,9 +342,6 @@ def _ms(value: float | None) -> str:
     return "?" if value is None else f"{value * 1000:.1f} ms" if value < 0.1 else f"{value * 1000:.0f} ms"
 
 
-EVERY_S = 1.0
-_TIMEOUT_S = 0.9
-"""Timeout for one node, in seconds. A slower node is shown as silent for that second."""
 _ARROWS = {"\x1b[A": "k", "\x1b[B": "j", "\x1bOA": "k", "\x1bOB": "j"}
 
 
@@ -409,12 +407,10 @@ class SummaryPoller:
             with suppress(LiftError):
                 self._named = await self._client.admin.node_ids()
         nodes = self.watching.nodes(self._named)
-        summaries = await asyncio.gather(*map(self._ask, nodes))
-        is_lost = not any(summaries) and not self._client.admin.is_connected
-        self.watching.add_summaries(self._now(), dict(zip(nodes, summaries, strict=True)), is_nats_lost=is_lost)
-        self.listed = await self._list(
-            self.shows, [node for node, one in zip(nodes, summaries, strict=True) if one is not None]
-        )
+        summaries = await ask_summaries(self._client.admin, nodes, TIMEOUT_S)
+        is_lost = not any(summaries.values()) and not self._client.admin.is_connected
+        self.watching.add_summaries(self._now(), summaries, is_nats_lost=is_lost)
+        self.listed = await self._list(self.shows, [node for node, one in summaries.items() if one is not None])
 
     async def _list(self, shows: str, nodes: Sequence[str]) -> list[dict[str, Any]]:
         if shows == "nodes" or not nodes:
@@ -429,22 +425,16 @@ class SummaryPoller:
 
     async def _rows_of(self, node: str, question: dict[str, Any]) -> Any:
         with suppress(LiftError):
-            answer = await self._client.admin.ask_node(node, json.dumps(question).encode(), _TIMEOUT_S)
+            answer = await self._client.admin.ask_node(node, json.dumps(question).encode(), TIMEOUT_S)
             return answer.get(next(iter(question)))
         return None
-
-    async def _ask(self, node: str) -> NodeSummary | None:
-        try:
-            return await self._client.admin.node_glance(node, _TIMEOUT_S)
-        except LiftError:
-            return None
 
 
 def _print(looking: SummaryPoller, view: View, as_json: bool) -> None:
     model = looking.watching.model()
     if as_json:
         listed = {view.shows: looking.listed} if view.shows != "nodes" else {}
-        click.echo(json.dumps({**as_object(model), **listed}))
+        print_json({**as_object(model), **listed})
         return
     console = Console()
     lines = len(_reasons(model, console.width)) + max(len(model.rows), len(looking.listed)) + 9

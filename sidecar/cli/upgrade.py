@@ -10,7 +10,6 @@ also needs a row in ``features.py``. A cache (an index, a state) is rebuilt if i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +21,7 @@ from liftpy.core.metadata.features import FEATURES, FIRST, FeatureLevels
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.node_reports import fetch_health
 from sidecar.cli.options import ask_consent, connection_options, json_option, yes_option
-from sidecar.cli.output import print_table
+from sidecar.cli.output import print_json, print_table
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 
@@ -145,7 +144,7 @@ def check(level: int | None, as_json: bool, target: Target) -> int:
         )
     is_well = not any(line.startswith("[-]") for line in lines)
     if as_json:
-        click.echo(json.dumps({"well": is_well, "level": levels.level, "to": wanted, "checks": lines}))
+        print_json({"well": is_well, "level": levels.level, "to": wanted, "checks": lines})
     else:
         click.echo("\n".join(lines))
     return 0 if is_well else 1
@@ -215,7 +214,7 @@ def revert(dry_run: bool, as_json: bool, target: Target) -> int:
 def _print_result(wanted: int, levels: FeatureLevels, done: str, as_json: bool) -> int:
     holds = wanted if done else levels.level
     if as_json:
-        click.echo(json.dumps({"level": holds, "to": wanted, "reasons": levels.reasons, "done": bool(done)}))
+        print_json({"level": holds, "to": wanted, "reasons": levels.reasons, "done": bool(done)})
     elif levels.reasons:
         click.echo("\n".join(levels.reasons))
     else:
@@ -259,7 +258,7 @@ def report(as_json: bool, target: Target) -> None:
             for name, f in DISK_FORMATS.items()
         }
         result = {"level": levels.level, "known_here": known, "disk_formats": disk, "nodes": nodes, "in_the_way_back": back}
-        click.echo(json.dumps(result))
+        print_json(result)
         return
     rows = [(str(f.level), "active" if f.level == levels.level else "", f.version, f.description) for f in FEATURES]
     print_table(("level", "state", "since", "what it adds"), rows)

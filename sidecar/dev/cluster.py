@@ -128,19 +128,19 @@ class DevNode:
             f"Node {self.node_id} {state}. Its last log lines: " + (" | ".join(list(self.log)[-8:]) or "none")
         )
 
-    def terminate(self, timeout_s: float = _STOP_TIMEOUT_S) -> int:
+    def terminate(self) -> int:
         """Send SIGTERM and wait: the node transfers its leaderships and stops. Return the exit code.
 
         A node that hangs is killed, and the exit code is -9.
         """
-        return self._end(signal.SIGTERM, timeout_s)
+        return self._end(signal.SIGTERM)
 
-    def interrupt(self, timeout_s: float = _STOP_TIMEOUT_S) -> int:
+    def interrupt(self) -> int:
         """Send SIGINT and wait: the node stops cleanly without transfers. Return the exit code."""
-        return self._end(signal.SIGINT, timeout_s)
+        return self._end(signal.SIGINT)
 
     def kill(self) -> int:
-        return self._end(signal.SIGKILL, _STOP_TIMEOUT_S)
+        return self._end(signal.SIGKILL)
 
     def send(self, with_signal: int) -> None:
         """Send the signal ``with_signal`` to the node. The call does not wait for its effect.
@@ -163,12 +163,12 @@ class DevNode:
                 process_ids += map(int, task.read_text().split())
         return process_ids
 
-    def _end(self, with_signal: int, timeout_s: float) -> int:
+    def _end(self, with_signal: int) -> int:
         if self._process is None:
             return 0
         self._process.send_signal(with_signal)
         try:
-            code = self._process.wait(timeout_s)
+            code = self._process.wait(_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             code = self._process.wait(_STOP_TIMEOUT_S)

@@ -20,7 +20,7 @@ from functools import partial
 from heapq import nsmallest
 from typing import Any, TypeVar
 
-from liftpy.config import NS_PER_S, StreamConfig
+from liftpy.config import StreamConfig
 from liftpy.core.base.ids import PartitionKey, is_internal
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.base.rate_limits import LogRateLimit
@@ -43,7 +43,7 @@ from liftpy.core.observe.page_model import (
     place_of,
     urgency,
 )
-from liftpy.core.observe.timeline import FILTERS, fits
+from liftpy.core.observe.timeline import FILTERS, SKEW_NS, fits
 from liftpy.core.wire.batch import RecordBatch, split_batches
 from liftpy.core.wire.subjects import EVENTS_STREAM
 from liftpy.errors import LiftError
@@ -85,8 +85,6 @@ MOST_NODE_EVENTS = 200
 QUESTIONS = ("history", "partitions", "streams", "groups", "services", "events", "node_events", "metrics", "settings")
 STEP = 500
 MAX_SCANNED_RECORDS = 20_000
-SKEW_NS = 60 * NS_PER_S
-"""Maximum difference between the clocks of the metadata leader and the stream's leader, in nanoseconds."""
 HIDDEN_KIND = "request"
 """Kind of events that pages do not show, because they are about users. Only operators see them (`liftpy events`)."""
 _READ_BYTES = 256 * 1024
@@ -124,7 +122,6 @@ class PageAnswers:
         reporter: Callable[[], Reporter | None],
         gather: Callable[[Reporter], Awaitable[Figures]],
         most_bytes: Callable[[], int] = lambda: 1 << 20,
-        now: Callable[[], float] = time.monotonic,
         guard: RequestGuard | None = None,
     ) -> None:
         self.joins: Callable[[str, dict[str, Any], Any], Awaitable[dict[str, Any]]] | None = None
@@ -141,8 +138,8 @@ class PageAnswers:
         self._reporter = reporter
         self._gather = gather
         self._most_bytes = most_bytes
-        self._shared = SharedAnswers(guard, interval_s=1 / PER_SECOND, kept_s=KEPT_S, now=now)
-        self._quick = SharedAnswers(guard, loop_share=QUICK_PART_OF_LOOP, now=now)
+        self._shared = SharedAnswers(guard, interval_s=1 / PER_SECOND, kept_s=KEPT_S)
+        self._quick = SharedAnswers(guard, loop_share=QUICK_PART_OF_LOOP)
         self._summaries: dict[str, tuple[StreamImage, dict[str, Any]]] = {}
         """Stream name -> (its image, summary of the stream). It is used again while the image is unchanged."""
 

@@ -127,7 +127,7 @@ class _List(_Answers):
         super().__init__(partitions_question(stream, after))
         self.stream, self.node = stream, node
         self.rows: list[dict[str, Any]] = []
-        self._counted: dict[tuple[str, int, str], tuple[float, int, int]] = {}
+        self._counted: dict[tuple[str, int, str], tuple[float, int]] = {}
 
     def update(self, now_s: float, answers: dict[str, Any]) -> None:
         """Store the answers of the nodes, and compute the rates since the last ones. ``answers``: answer of each node, by node."""
@@ -146,12 +146,10 @@ class _List(_Answers):
         counted = {}
         for row in rows:
             key = row["stream"], row["partition"], row["told_by"]
-            counted[key] = now_s, row["records_in"], row["bytes_in"]
-            before = self._counted.get(key)
-            grown = before is not None and now_s > before[0] and row["records_in"] >= before[1]
-            row["records_in_s"] = (
-                (row["records_in"] - before[1]) / (now_s - before[0]) if grown and before is not None else None
-            )
+            counted[key] = now_s, row["records_in"]
+            before_s, count_before = self._counted.get(key, (now_s, 0))
+            is_known = now_s > before_s and row["records_in"] >= count_before
+            row["records_in_s"] = (row["records_in"] - count_before) / (now_s - before_s) if is_known else None
         self.rows, self._counted = rows, counted
 
     def page_rows(self) -> dict[str, Any]:
@@ -324,9 +322,9 @@ class ClusterPoller:
             *(self._fetch_history(node, answering) for node in nodes if summaries[node] is None),
             *(self._ask_list(one, answering) for one in self._lists.values()),
             *(self._ask_question(one, answering) for one in self._questions.values()),
+            *(self._ask_streams(one, answering) for one in self._streams.values()),
             self._ask_events(answering),
             self._ask_node_events(answering),
-            self._ask_streams(answering),
         )
         self._last_check_s = self._now()
         self.seq += 1
@@ -339,6 +337,10 @@ class ClusterPoller:
             kind = next(iter(message))
             return (await self._requester.ask_node(node, json.dumps(message).encode(), TIMEOUT_S)).get(kind)
         return None
+
+    async def _ask_each(self, nodes: list[str], message: dict[str, Any]) -> dict[str, Any]:
+        """Send the question ``message`` to all ``nodes`` at once, and return their answers by node. None: the node does not answer."""
+        return dict(zip(nodes, await asyncio.gather(*(self._ask(node, message) for node in nodes)), strict=True))
 
     async def _request_summary(self, node: str) -> NodeSummary | None:
         with suppress(LiftError):
@@ -400,31 +402,24 @@ class ClusterPoller:
                 return
 
     async def _ask_list(self, wanted: _List, answering: list[str]) -> None:
-        nodes = answering if wanted.stream else [wanted.node]
-        answers_by_node = await asyncio.gather(*(self._ask(node, wanted.question) for node in nodes))
-        wanted.update(self._now(), dict(zip(nodes, answers_by_node, strict=True)))
+        answers = await self._ask_each(answering if wanted.stream else [wanted.node], wanted.question)
+        wanted.update(self._now(), answers)
 
     async def _ask_question(self, wanted: _Answers, answering: list[str]) -> None:
-        answers = await asyncio.gather(*(self._ask(node, wanted.question) for node in answering))
-        wanted.answers_by_node = {node: one for node, one in zip(answering, answers, strict=True) if one is not None}
+        answers = await self._ask_each(answering, wanted.question)
+        wanted.answers_by_node = {node: one for node, one in answers.items() if one is not None}
         wanted.has_answers = True
 
-    async def _ask_streams(self, answering: list[str]) -> None:
+    async def _ask_streams(self, wanted: _Answers, answering: list[str]) -> None:
         leader = self._monitor.model().metadata_leader
-        wanted = list(self._streams.values())  # others may be added during the requests
         for node in [leader, *answering] if leader in answering else answering:
-            done = True
-            for streams in wanted:
-                answer = await self._ask(node, streams.question)
-                if isinstance(answer, dict) and isinstance(answer.get("rows"), list):
-                    rows = checked_streams(answer)
-                    more = answer.get("more") is True and rows
-                    next_after = [rows[-1]["urgency"], rows[-1]["stream"]] if more else None
-                    streams.answers_by_node = {"rows": rows, "after": next_after, "count": answer.get("count")}
-                    streams.has_answers = True
-                else:
-                    done = False
-            if done:
+            answer = await self._ask(node, wanted.question)
+            if isinstance(answer, dict) and isinstance(answer.get("rows"), list):
+                rows = checked_streams(answer)
+                more = answer.get("more") is True and rows
+                next_after = [rows[-1]["urgency"], rows[-1]["stream"]] if more else None
+                wanted.answers_by_node = {"rows": rows, "after": next_after, "count": answer.get("count")}
+                wanted.has_answers = True
                 return
 
     async def _ask_events(self, answering: list[str]) -> None:
@@ -508,14 +503,8 @@ class ClusterPoller:
         leader = self._monitor.model().metadata_leader
         first = leader if leader in known else next(iter(known), "")
         streams = await self._ask(first, streams_question(limit=MAX_SEARCH_ROWS, match=text)) if text and first else None
-        groups, services = {}, {}
-        if text:
-            questions = [names_question(kind, "", MAX_SEARCH_ROWS, text) for kind in ("groups", "services")]
-            answers = await asyncio.gather(*(self._ask(node, question) for question in questions for node in known))
-            groups, services = (
-                dict(zip(known, answers[: len(known)], strict=True)),
-                dict(zip(known, answers[len(known) :], strict=True)),
-            )
+        questions = [names_question(kind, "", MAX_SEARCH_ROWS, text) for kind in ("groups", "services")]
+        groups, services = await asyncio.gather(*(self._ask_each(known if text else [], one) for one in questions))
         nodes = [node_row(one) for one in self._monitor.model().rows if text and text.lower() in one.node.lower()]
         return self._object(
             {
@@ -535,10 +524,11 @@ class ClusterPoller:
         """
         since_ns, until_ns = (round(float(only.get(name) or 0) * NS_PER_S) for name in ("since", "until"))
         before = place_before(only.get("before", ""))
-        matching_events = [event for event in self.events if _event_place(event) < before[:2] and fits(event, only)]
         matching_events = [
-            one for one in matching_events if since_ns <= one["time_ns"] and (not until_ns or one["time_ns"] < until_ns)
-        ][::-1]
+            event
+            for event in reversed(self.events)
+            if _event_place(event) < before[:2] and fits(event, only) and since_ns <= event["time_ns"] < (until_ns or math.inf)
+        ]
         events, more, stored_page = matching_events[:MOST_ROWS], len(matching_events) > MOST_ROWS, None
         oldest = self.events[0] if self.events else None
         if not more and (oldest is None or oldest["time_ns"] > since_ns):

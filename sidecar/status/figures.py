@@ -26,7 +26,7 @@ from sidecar.partition.metric_sums import BY_STREAM, FROM_IMAGE, OTHERS, ROLES, 
 from sidecar.quorum.transport import DIVERGENCES
 from sidecar.runtime import clock
 from sidecar.runtime.logs import LEVELS, LOGS
-from sidecar.status.metric_names import ERRORS, INCIDENTS, MOST_VALUES
+from sidecar.status.metric_names import ERRORS, INCIDENTS, MOST_VALUES, TABLE
 from sidecar.status.report import Reporter
 from sidecar.tracing.node_tracing import DROPPED
 
@@ -47,36 +47,26 @@ _SUMMED = {
     "refused_replies": "reply_subjects_rejected_total",
     "truncated_records": "truncated_records_total",
 }
-GAUGES = (
-    "acks_waiting", "log_size_bytes", "replica_lag_records", "replica_lag_seconds", "partitions_under_replicated",
-    "partitions_under_min_isr",
-)  # fmt: skip
-"""Gauges with a label ``stream``, in addition to BY_STREAM."""
 _SUMS_HERE = (
     "uncommitted_records", "partitions_at_min_isr", "partitions_quiet", "partitions_paused", "partitions_moving", "partitions_failed",
     "fragment_reassembly_bytes", "readers_waiting", "partitions_with_full_subject_index", "partitions_with_quarantined_files",
 )  # fmt: skip
-_CLUSTER = (
-    "cluster_nodes", "cluster_streams", "cluster_streams_waiting", "cluster_partitions_offline", "cluster_partitions_electing",
-)  # fmt: skip
-"""Gauges of the cluster that controllers have."""
 Labels = tuple[str, ...]
 MOST_ENDED = 16
 """Maximum number of ended services that a node names. All of them are counted."""
 
 
 class BoundedLabels:
-    """Limits the number of values of metric labels. Each metric has at most ``most`` values, and later ones share one label."""
+    """Limits the number of values of metric labels. Each metric has at most ``MOST_VALUES``, and later ones share one label."""
 
-    def __init__(self, most: int = MOST_VALUES) -> None:
-        self._most = most
+    def __init__(self) -> None:
         self._given: dict[str, set[str]] = {}
 
     def of(self, metric: str, value: str) -> str:
         """Return the label for ``value`` in ``metric``: the value itself, or the common label if there are too many values."""
         values = self._given.setdefault(metric, set())
         if value not in values:
-            if len(values) >= self._most:
+            if len(values) >= MOST_VALUES:
                 return OTHERS
             values.add(value)
         return value
@@ -186,7 +176,7 @@ class NodeFigures:
         figures.put("standby_buffer_bytes", partitions.standby_bytes)
         figures.put("partitions_failed", len(partitions.failed))
         for label, sums in (here.by_label or {OTHERS if labels.patterns else "": LabelSums()}).items():
-            for name, figure in zip(GAUGES, _gauges(sums, now_ns), strict=True):
+            for name, figure in _stream_gauges(sums, now_ns).items():
                 figures.put(name, figure, *([label] if label else []))
         services: list[dict[str, Any]] = []
         missing_count = ended = diverged = 0
@@ -229,18 +219,15 @@ class NodeFigures:
         if group.is_controller:
             _cluster(figures, reporter)
         else:
-            for name in _CLUSTER:
-                figures.numbers[name] = {}
-            figures.numbers["cluster_elections_total"] = figures.numbers["cluster_data_directories_lost_total"] = {}
+            figures.numbers |= {name: {} for name in TABLE if name.startswith("cluster_")}
 
 
-def _gauges(sums: LabelSums, now_ns: int) -> tuple[float, ...]:
+def _stream_gauges(sums: LabelSums, now_ns: int) -> dict[str, float]:
+    """Return the gauges that can have the label ``stream``, by name."""
     records, age_ns = sums.lag(now_ns)
-    traffic, from_image = dict(zip(TRAFFIC, sums.traffic, strict=True)), dict(zip(FROM_IMAGE, sums.from_image, strict=False))
-    return (
-        traffic["acks_waiting"], traffic["log_size_bytes"], records, age_ns / NS_PER_S, from_image["partitions_under_replicated"],
-        from_image["partitions_under_min_isr"],
-    )  # fmt: skip
+    values = dict(zip(TRAFFIC, sums.traffic, strict=True)) | dict(zip(FROM_IMAGE, sums.from_image, strict=False))
+    names = ("acks_waiting", "log_size_bytes", "partitions_under_replicated", "partitions_under_min_isr")
+    return {"replica_lag_records": records, "replica_lag_seconds": age_ns / NS_PER_S, **{name: values[name] for name in names}}
 
 
 def _add_counts(figures: Figures, counts: Counts, *, has_labels: bool) -> None:

@@ -1,8 +1,7 @@
 """Combines the reports and metrics of a node's processes into one.
 
-Each row of the table of metrics says how its values are combined: the value of the first process (OWN), the largest (MOST)
-or the smallest (LEAST). All others are summed. Counters never decrease: if a worker does not answer, its last values count,
-and a worker that ends also ends the node.
+The table of metrics has the rule that combines the values of each metric. Counters never decrease: if a worker does not answer,
+its last values count, and a worker that ends also ends the node.
 
 ``NodeStatus`` is the status of a node with one or several processes. It requests the status of each worker.
 """
@@ -12,43 +11,24 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterable, Sequence
-from operator import itemgetter
+from collections.abc import Callable, Iterable, Sequence
+from operator import add, itemgetter
 from typing import Any
 
 from liftpy.core.base.instruments import Histogram
 from liftpy.core.observe.page_model import MOST_ROWS, joined_groups, joined_services, limit_of
 from sidecar.status.answers import PageAnswers
 from sidecar.status.figures import MOST_ENDED, Figures, NodeFigures
+from sidecar.status.metric_names import FIRST, LARGEST, OLDEST, SMALLEST, SUM, TABLE
 from sidecar.status.report import Reporter
 from sidecar.status.sampler import Parts, ProcessSample
 from sidecar.workers.workers import WorkerHandle
 
-OWN = frozenset({
-    "build_info", "node_info", "feature_level", "feature_level_supported", "disk_free_bytes", "disk_size_bytes",
-    "metadata_has_leader",
-    "metadata_is_leader", "metadata_commit_index", "metadata_applied_index", "metadata_journal_bytes", "metadata_journal_entries",
-    "metadata_journal_memory_bytes", "metadata_operations", "metadata_operations_bytes", "metadata_compactions_total", "cluster_nodes",
-    "cluster_streams", "cluster_streams_waiting", "cluster_partitions_offline", "cluster_partitions_electing",
-    "cluster_elections_total", "cluster_data_directories_lost_total", "partition_budget", "metadata_divergence_total",
-    "metadata_leader_changes_total",
-    "metadata_late_ticks_total", "metadata_proposals_failed_total", "metadata_proposal_duration_seconds",
-    "metadata_fsync_duration_seconds", "failover_duration_seconds",
+_MERGED = ("counters", "refused", "copies", "flush_place", "descriptors", "scrub", "derived", "nats")
+"""Fields of a report whose counts are summed."""
+_OF_ONE = frozenset({
+    "on_loop", "last_full_pass_s", "last_finding", "partition_budget", "pass_began_s", "position", "base_offset", "max_payload_bytes",
 })  # fmt: skip
-MOST = frozenset({
-    "uptime_seconds",
-    "replica_lag_records", "replica_lag_seconds", "service_lag_records", "service_output_age_seconds", "service_snapshot_age_seconds",
-    "recovery_duration_seconds", "clock_untrusted", "clock_skew_seconds", "coordinator_state_limit_bytes",
-    "group_lag_seconds", "ingest_queue_delay_seconds",
-})  # fmt: skip
-LEAST = frozenset({"nats_connected", "nats_connection_up", "flush_on_event_loop"})
-AGES = frozenset({"scrub_age_seconds"})
-"""Metrics whose largest value is used, where -1 (never) counts as the largest."""
-_SUMS = ("counters", "refused")
-_ADDED = ("copies", "flush_place", "descriptors", "scrub")
-_OF_ONE = frozenset(
-    {"on_loop", "last_full_pass_s", "last_finding", "partition_budget", "pass_began_s", "position", "base_offset"}
-)
 """Fields that are no counts. Their value comes from the first process."""
 
 
@@ -57,23 +37,20 @@ def add_figures(figures: Figures, message: dict[str, Any]) -> None:
     figures.pids += message.get("pids", ())
     figures.ended_services = [*figures.ended_services, *message.get("ended_services", ())][:MOST_ENDED]
     for name, labels, figure in message.get("numbers", ()):
-        if name not in OWN:
+        if (rule := TABLE[name].rule) != FIRST:
             row = figures.numbers.setdefault(name, {})
             current = row.get(tuple(labels))
-            row[tuple(labels)] = figure if current is None else _merge_figure(name, current, figure)
+            row[tuple(labels)] = figure if current is None else _COMBINE[rule](current, figure)
     for name, labels, counts, total in message.get("histograms", ()):
-        if name not in OWN:
+        if TABLE[name].rule != FIRST:
             _add_histogram(figures, name, tuple(labels), counts, total)
 
 
-def _merge_figure(name: str, current: float, figure: float) -> float:
-    if name in MOST:
-        return max(current, figure)
-    if name in LEAST:
-        return min(current, figure)
-    if name in AGES:
-        return -1 if -1 in (current, figure) else max(current, figure)
-    return current + figure
+def _older(age: float, other: float) -> float:
+    return -1 if -1 in (age, other) else max(age, other)
+
+
+_COMBINE: dict[str, Callable[[float, float], float]] = {SUM: add, LARGEST: max, SMALLEST: min, OLDEST: _older}
 
 
 def _add_histogram(figures: Figures, name: str, labels: tuple[str, ...], counts: list[int], total: float) -> None:
@@ -117,40 +94,27 @@ def joined_page(
 
 
 def _join(page: dict[str, Any], number: int, answer: dict[str, Any]) -> None:
-    page["partitions"] = [*page["partitions"], *answer["partitions"]]
+    for name in ("partitions", "coordinators"):
+        page[name] = [*page[name], *answer[name]]
     page["more"] = page["more"] or answer["more"]
-    page["coordinators"] = [*page["coordinators"], *answer["coordinators"]]
     page["failed_partitions"] = {**page["failed_partitions"], **answer["failed_partitions"]}
     page["connections"] = {**page["connections"], **{f"{name}.{number}": one for name, one in answer["connections"].items()}}
     page["flush_times"] = {name: max(ms, answer["flush_times"][name]) for name, ms in page["flush_times"].items()}
-    for name in _SUMS:
-        page[name] = _sums(page[name], answer[name])
-    for name in _ADDED:
-        page[name] = _merge_dicts(page[name], answer[name])
-    derived, more = page["derived"], answer["derived"]
-    page["derived"] = {
-        **_merge_dicts(derived, more),
-        "held": _sums(derived["held"], more["held"]),
-        "refused": _sums(derived["refused"], more["refused"]),
-    }
-    nats, theirs = page["nats"], answer["nats"]
-    page["nats"] = {
-        **_merge_dicts(nats, theirs),
-        "connected": nats["connected"] and theirs["connected"],
-        "max_payload_bytes": nats["max_payload_bytes"],
-        "errors": _sums(nats["errors"], theirs["errors"]),
-    }
+    are_connected = page["nats"]["connected"] and answer["nats"]["connected"]
+    for name in _MERGED:
+        page[name] = _merge(page[name], answer[name])
+    page["nats"]["connected"] = are_connected
 
 
-def _sums(own: dict[str, int], more: dict[str, int]) -> dict[str, int]:
-    return {name: own.get(name, 0) + more.get(name, 0) for name in (*own, *(name for name in more if name not in own))}
-
-
-def _merge_dicts(own: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: value + more[name] if _is_count(name, value) and _is_count(name, more.get(name)) else value
-        for name, value in own.items()
-    }
+def _merge(own: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of both, with the sums of their counts. Other fields have the values of ``own``."""
+    merged = {**own, **more, **own}
+    for name in own.keys() & more.keys():
+        if isinstance(own[name], dict):
+            merged[name] = _merge(own[name], more[name])
+        elif _is_count(name, own[name]) and _is_count(name, more[name]):
+            merged[name] = own[name] + more[name]
+    return merged
 
 
 def _is_count(name: str, value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Table of all metrics of a node: name (without ``liftpy_``), kind, labels and help. docs/metrics.md shows the same table.
+"""Table of all metrics of a node: name (without ``liftpy_``), kind, labels, rule and help. docs/metrics.md shows the same table.
 
 The values of a label are defined in code. A label has at most ``MOST_VALUES`` values. Later values are counted as
 ``(other)``, so a node has at most 510 series. The label ``stream`` exists only for streams that ``metrics_streams``
@@ -9,45 +9,59 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 MOST_VALUES = 17
 COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
+SUM, FIRST, LARGEST, SMALLEST, OLDEST = "sum", "first", "largest", "smallest", "oldest"
+"""Rules that combine the values of a metric in several processes of a node into one value.
+
+FIRST: the value of the first process. OLDEST: the largest age, where -1 (never) counts as the largest. A histogram has SUM or FIRST.
+"""
 
 
-class Row(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Row:
     """One metric in the table of all metrics of a node.
 
-    ``labels``: names of its labels in order. ``by_stream``: True if the metric can also have the label ``stream``.
+    Attributes:
+        labels: Names of its labels in order.
+        by_stream: True if the metric can also have the label ``stream``.
+        rule: Rule that combines its values in several processes of a node.
     """
 
     kind: str
     labels: tuple[str, ...]
     text: str
     by_stream: bool = False
+    rule: str = field(default=SUM, repr=False)
 
 
 def _rows(kind: str, table: str) -> Iterator[tuple[str, Row]]:
-    """Yield (name, row) for the lines ``name{label,label}: text`` of a table. Indented lines continue the text."""
+    """Yield (name, row) for the lines ``name{label,label} [rule]: text`` of a table. Indented lines continue the text.
+
+    A line without ``[rule]`` has the rule SUM.
+    """
     for line in re.sub(r"\n +", " ", table.strip()).split("\n"):
         head, _, text = line.partition(": ")
+        head, _, rule = head.rstrip("]").partition(" [")
         name, _, labels = head.rstrip("}").partition("{")
         words = labels.split(",") if labels else []
-        yield name, Row(kind, tuple(word for word in words if word != "stream"), text, "stream" in words)
+        yield name, Row(kind, tuple(word for word in words if word != "stream"), text, "stream" in words, rule or SUM)
 
 
 _GAUGES = """
-build_info{version,python}: Always 1. The labels are the versions of liftpy and Python.
-uptime_seconds: Time since the start of this node, in seconds.
-node_info{node,rack,namespace,controller}: Always 1. The labels are the node id, its rack, its namespace, and whether it is
+build_info{version,python} [first]: Always 1. The labels are the versions of liftpy and Python.
+uptime_seconds [largest]: Time since the start of this node, in seconds.
+node_info{node,rack,namespace,controller} [first]: Always 1. The labels are the node id, its rack, its namespace, and whether it is
     a controller.
-feature_level: Feature level of the cluster, as this node knows it.
-feature_level_supported{bound}: Lowest (min) and highest (max) feature level that this node's version supports.
+feature_level [first]: Feature level of the cluster, as this node knows it.
+feature_level_supported{bound} [first]: Lowest (min) and highest (max) feature level that this node's version supports.
 standby_buffer_bytes: Size of the standby buffers on this node (failover_standby), in bytes.
 acks_waiting{stream}: Number of publishes on this node that wait for an ack.
 queued_bytes: Memory for publishes in progress on this node, in bytes. Read buffers and standby buffers count up to their
     shares.
-ingest_queue_delay_seconds: Approximate queue delay of the oldest unprocessed publish, in seconds (limit: max_queue_delay_s).
+ingest_queue_delay_seconds [largest]: Approximate queue delay of the oldest unprocessed publish, in seconds (limit: max_queue_delay_s).
 queued_bytes_limit: Limit of queued_bytes, in bytes (memory_limit_bytes). From 4/5 on, partitions accept less.
 held_bytes: Size of publishes that the node holds back, in bytes: too few replicas are in sync, or the followers are behind.
 uncommitted_bytes: Approximate size of records that leaders on this node appended and not committed, in bytes.
@@ -69,38 +83,39 @@ partitions_paused: Number of partitions that this node leads and that an operato
 partitions_moving: Number of partitions that this node leads and whose replicas are being moved, added or removed.
 replicas_with_slow_disks: Number of replicas with far slower flushes than other replicas, over all partitions that this node
     leads.
-replica_lag_records{stream}: Number of records that the slowest follower lacks, over all partitions that this node leads.
-replica_lag_seconds{stream}: Time since the slowest follower of a partition that this node leads was last caught up, in seconds.
+replica_lag_records{stream} [largest]: Number of records that the slowest follower lacks, over all partitions that this node leads.
+replica_lag_seconds{stream} [largest]: Time since the slowest follower of a partition that this node leads was last caught up,
+    in seconds.
 fragment_reassembly_bytes: Size of incomplete batches that followers on this node receive in pieces, in bytes.
 log_size_bytes{stream}: Size of the logs on this node, in bytes.
-flush_on_event_loop: 1 if this node flushes on its event loop (fast disk, 20 ms at most), 0 if it flushes in threads.
-disk_free_bytes: Free space for this node in the file system of the data directory, in bytes.
-disk_size_bytes: Size of the file system of the data directory, in bytes.
+flush_on_event_loop [smallest]: 1 if this node flushes on its event loop (fast disk, 20 ms at most), 0 if it flushes in threads.
+disk_free_bytes [first]: Free space for this node in the file system of the data directory, in bytes.
+disk_size_bytes [first]: Size of the file system of the data directory, in bytes.
 partitions_with_quarantined_files: Number of partitions on this node that keep quarantined (damaged) files until they are in
     sync again.
-recovery_duration_seconds: Duration of the log recovery at the last start of this node, in seconds.
-scrub_age_seconds: Time since the last complete check of all logs (scrub), in seconds. -1: never.
-clock_untrusted: 1 if this node does not trust its wall clock and deletes nothing by age.
-clock_skew_seconds: Difference between the clock of this node and the median of the other nodes, in seconds. Positive: this
+recovery_duration_seconds [largest]: Duration of the log recovery at the last start of this node, in seconds.
+scrub_age_seconds [oldest]: Time since the last complete check of all logs (scrub), in seconds. -1: never.
+clock_untrusted [largest]: 1 if this node does not trust its wall clock and deletes nothing by age.
+clock_skew_seconds [largest]: Difference between the clock of this node and the median of the other nodes, in seconds. Positive: this
     clock is ahead.
 readers_waiting: Number of read requests that wait for new records (long poll) on this node.
 readers_waiting_bytes: Memory of the waiting read requests, in bytes.
-metadata_has_leader: 1 if this node knows a leader of the metadata group.
-metadata_is_leader: 1 if this node is the metadata leader.
-metadata_commit_index: Index of the last committed entry of the metadata log, as this controller knows it.
-metadata_applied_index: Index of the last entry of the metadata log that this node applied.
-metadata_journal_bytes: Size of the metadata journal on this controller's disk, in bytes.
-metadata_journal_entries: Number of entries of the metadata log that this controller keeps.
-metadata_journal_memory_bytes: Memory for the entries of the metadata log on this controller, in bytes.
-metadata_operations: Number of recent requests whose answers this controller remembers.
-metadata_operations_bytes: Memory for the answers of recent requests on this controller, in bytes.
-cluster_nodes{state}: Controllers: number of nodes in the cluster, by state (live, fenced, drained).
-cluster_streams: Controllers: number of streams in the cluster.
-cluster_streams_waiting: Controllers: number of streams that wait for nodes and have no partitions yet.
-cluster_partitions_offline: Controllers: number of partitions without a replica that may lead.
-cluster_partitions_electing: Controllers: number of partitions with an election in progress.
-nats_connected: 1 if all data connections of this node to NATS are up.
-nats_connection_up{connection}: 1 if this connection of the node to NATS is up.
+metadata_has_leader [first]: 1 if this node knows a leader of the metadata group.
+metadata_is_leader [first]: 1 if this node is the metadata leader.
+metadata_commit_index [first]: Index of the last committed entry of the metadata log, as this controller knows it.
+metadata_applied_index [first]: Index of the last entry of the metadata log that this node applied.
+metadata_journal_bytes [first]: Size of the metadata journal on this controller's disk, in bytes.
+metadata_journal_entries [first]: Number of entries of the metadata log that this controller keeps.
+metadata_journal_memory_bytes [first]: Memory for the entries of the metadata log on this controller, in bytes.
+metadata_operations [first]: Number of recent requests whose answers this controller remembers.
+metadata_operations_bytes [first]: Memory for the answers of recent requests on this controller, in bytes.
+cluster_nodes{state} [first]: Controllers: number of nodes in the cluster, by state (live, fenced, drained).
+cluster_streams [first]: Controllers: number of streams in the cluster.
+cluster_streams_waiting [first]: Controllers: number of streams that wait for nodes and have no partitions yet.
+cluster_partitions_offline [first]: Controllers: number of partitions without a replica that may lead.
+cluster_partitions_electing [first]: Controllers: number of partitions with an election in progress.
+nats_connected [smallest]: 1 if all data connections of this node to NATS are up.
+nats_connection_up{connection} [smallest]: 1 if this connection of the node to NATS is up.
 nats_send_buffer_bytes{connection}: Size of the data that waits to be sent to NATS on this connection, in bytes.
 services{role}: Number of replicated services that are registered with this node, by role.
 services_unregistered: Number of replicated services that were registered with this node and are not any more.
@@ -109,10 +124,10 @@ services_diverged: Number of replicated services next to this node that ended be
     instances.
 services_differing: Number of running replicated services next to this node whose state differs from another instance.
 services_blocked: Number of replicated services next to this node that are blocked at a record.
-service_lag_records: Number of records that the slowest service next to this node is behind the high watermark.
+service_lag_records [largest]: Number of records that the slowest service next to this node is behind the high watermark.
 service_output_backlog: Number of outputs of LEADER services next to this node that are not written yet.
-service_output_age_seconds: Longest time since a LEADER service with waiting outputs wrote one, in seconds.
-service_snapshot_age_seconds: Age of the newest snapshot of a service next to this node, in seconds. The service with the
+service_output_age_seconds [largest]: Longest time since a LEADER service with waiting outputs wrote one, in seconds.
+service_snapshot_age_seconds [largest]: Age of the newest snapshot of a service next to this node, in seconds. The service with the
     oldest one counts.
 service_state_bytes: Size of the newest snapshots of the services next to this node, in bytes.
 service_snapshot_bytes{way}: Size of the snapshots that services next to this node fetched from or gave to other nodes, in
@@ -124,15 +139,15 @@ group_members: Number of live members of these groups.
 queue_partitions: Number of work queue partitions of these groups.
 queue_inflight_records: Number of queue records that workers have and have not acked.
 group_lag_records{group}: Number of records after the committed positions of a group whose active coordinator is on this node.
-group_lag_seconds{group}: Longest time that the first unread record of a partition has waited for this group, in seconds.
+group_lag_seconds{group} [largest]: Longest time that the first unread record of a partition has waited for this group, in seconds.
 group_lag_unknown: Number of group positions whose partition end is not known, so that their lag is missing.
 coordinator_state_bytes: Approximate memory of the coordinators on this node, in bytes.
-coordinator_state_limit_bytes: Memory limit of one coordinator, in bytes. Beyond it, new groups, members, positions and
+coordinator_state_limit_bytes [largest]: Memory limit of one coordinator, in bytes. Beyond it, new groups, members, positions and
     queues are rejected.
 open_files: Number of open file descriptors of this process.
 open_files_limit: Limit of open file descriptors of this process.
 open_maps: Number of sealed segments that this process has mapped.
-partition_budget: Number of replicas that the limit of open files allows on this node.
+partition_budget [first]: Number of replicas that the limit of open files allows on this node.
 """
 
 _COUNTERS = """
@@ -171,14 +186,14 @@ scrub_bytes_total: Bytes of logs that the scrub read and checked.
 scrub_damage_total: Damaged places that the scrub found.
 read_records_total{stream}: Records that this node sent to readers.
 read_bytes_total{stream}: Bytes of batches that this node sent to readers.
-metadata_divergence_total: Controllers whose metadata differed from the majority, as this controller found.
+metadata_divergence_total [first]: Controllers whose metadata differed from the majority, as this controller found.
 audit_dropped_total: Cluster events that this controller lost before they were in the stream _liftpy-events.
-metadata_compactions_total: Number of times this controller compacted its metadata log.
-metadata_leader_changes_total: Changes of the metadata leader that this node saw.
-metadata_late_ticks_total: Ticks of the metadata group that were more than 50 ms late.
-metadata_proposals_failed_total{reason}: Requests of this node to the metadata group that failed, by error.
-cluster_data_directories_lost_total: Controllers: nodes that returned with another data directory, as this controller saw.
-cluster_elections_total{kind}: Controllers: leader elections by kind, as this controller saw since its start.
+metadata_compactions_total [first]: Number of times this controller compacted its metadata log.
+metadata_leader_changes_total [first]: Changes of the metadata leader that this node saw.
+metadata_late_ticks_total [first]: Ticks of the metadata group that were more than 50 ms late.
+metadata_proposals_failed_total{reason} [first]: Requests of this node to the metadata group that failed, by error.
+cluster_data_directories_lost_total [first]: Controllers: nodes that returned with another data directory, as this controller saw.
+cluster_elections_total{kind} [first]: Controllers: leader elections by kind, as this controller saw since its start.
 nats_reconnects_total{connection}: Reconnects to NATS, by connection.
 nats_messages_total{direction}: Messages over all data connections to NATS, by direction.
 nats_bytes_total{direction}: Bytes over all data connections to NATS, by direction.
@@ -198,9 +213,9 @@ commit_duration_seconds: Time from the append of a record until it was committed
 log_flush_duration_seconds: Duration of log flushes, as publishers wait for them, in seconds.
 fetch_duration_seconds: Time from a follower's fetch request until its answer, in seconds.
 read_duration_seconds: Time from the first available record until the answer to the reader, in seconds.
-metadata_proposal_duration_seconds: Time from a request of this node to the metadata group until its decision, in seconds.
-metadata_fsync_duration_seconds: Duration of journal flushes on this controller, in seconds.
-failover_duration_seconds: Controllers: time that a partition had no leader, in seconds.
+metadata_proposal_duration_seconds [first]: Time from a request of this node to the metadata group until its decision, in seconds.
+metadata_fsync_duration_seconds [first]: Duration of journal flushes on this controller, in seconds.
+failover_duration_seconds [first]: Controllers: time that a partition had no leader, in seconds.
 event_loop_lag_seconds: Delay of a timer on the node's event loop, in seconds, measured ten times a second (idle: once).
 """
 
@@ -262,14 +277,14 @@ MOST_SERIES_OF_A_STREAM = 2000
 OF_A_PARTITION: dict[str, tuple[str, str, str]] = {
     "partition_ingest_records_total": (COUNTER, "records_in", "Records appended as leader, since this log was opened."),
     "partition_ingest_bytes_total": (COUNTER, "bytes_in", "Bytes of record batches appended as leader, since then."),
-    "partition_log_size_bytes": ("gauge", "log_bytes", "Size of the log on this node, in bytes."),
-    "partition_log_start_offset": ("gauge", "log_start_offset", "Inclusive."),
-    "partition_newest_offset": ("gauge", "newest_offset", "Inclusive; -1: none."),
-    "partition_high_watermark": ("gauge", "high_watermark", "Inclusive; -1: none."),
-    "partition_leader_epoch": ("gauge", "leader_epoch", "As this node knows it."),
-    "partition_acks_waiting": ("gauge", "waiting_acks", "Publishers that wait for an ack."),
-    "partition_readers_waiting": ("gauge", "waiting_readers", "Readers in a long poll."),
-    "partition_is_leader": ("gauge", "role", "1 where this node leads it."),
+    "partition_log_size_bytes": (GAUGE, "log_bytes", "Size of the log on this node, in bytes."),
+    "partition_log_start_offset": (GAUGE, "log_start_offset", "Inclusive."),
+    "partition_newest_offset": (GAUGE, "newest_offset", "Inclusive; -1: none."),
+    "partition_high_watermark": (GAUGE, "high_watermark", "Inclusive; -1: none."),
+    "partition_leader_epoch": (GAUGE, "leader_epoch", "As this node knows it."),
+    "partition_acks_waiting": (GAUGE, "waiting_acks", "Publishers that wait for an ack."),
+    "partition_readers_waiting": (GAUGE, "waiting_readers", "Readers in a long poll."),
+    "partition_is_leader": (GAUGE, "role", "1 where this node leads it."),
 }
 """Metrics of ``/metrics/partitions``: name -> (kind, field of the node's report, help). The labels are ``stream`` and ``partition``."""
 MOST_PARTITIONS = MOST_SERIES_OF_A_STREAM // len(OF_A_PARTITION)

@@ -313,17 +313,17 @@ def _render_overview(shown: dict[str, Any]) -> str:
         f'<a href="/runbook/{quote(reason["runbook"])}">runbook</a>{_event_link(reason)}</li>'
         for reason in cluster["reasons"]
     )
-    facts = (
-        ("Nodes", (("cluster.nodes.live", "live"), ("cluster.nodes.fenced", "fenced"), ("cluster.nodes.drained", "drained"),
-                   ("cluster.nodes.silent", "silent"))),
-        ("Metadata", (("cluster.metadata.leader", "leads", "text"), ("cluster.metadata.term", "", "int", "term"),
-                      ("cluster.metadata.members", "members"), ("cluster.metadata.lag", "entries behind"))),
-        ("Feature level", (("cluster.feature.level", "finalized"), ("cluster.feature.all_speak", "", "int", "all nodes speak"),
-                           ("cluster.feature.todo", "", "text"))),
+    facts = (  # (path, format, text before the value, text after it)
+        ("Nodes", (("cluster.nodes.live", "int", "", "live"), ("cluster.nodes.fenced", "int", "", "fenced"),
+                   ("cluster.nodes.drained", "int", "", "drained"), ("cluster.nodes.silent", "int", "", "silent"))),
+        ("Metadata", (("cluster.metadata.leader", "text", "", "leads"), ("cluster.metadata.term", "int", "term", ""),
+                      ("cluster.metadata.members", "int", "", "members"), ("cluster.metadata.lag", "int", "", "entries behind"))),
+        ("Feature level", (("cluster.feature.level", "int", "", "finalized"),
+                           ("cluster.feature.all_speak", "int", "all nodes speak", ""), ("cluster.feature.todo", "text", "", ""))),
     )  # fmt: skip
     rows = "".join(
         f"<dt>{title}</dt><dd>"
-        + " ".join(f"<span>{one[3] if len(one) > 3 else ''} {_value(*_fact(one), shown)} {one[1]}</span>" for one in parts)
+        + " ".join(f"<span>{before} {_value(path, form, shown)} {after}</span>" for path, form, before, after in parts)
         + "</dd>"
         for title, parts in facts
     )
@@ -354,10 +354,6 @@ def _render_overview(shown: dict[str, Any]) -> str:
 def _event_link(reason: Mapping[str, Any]) -> str:
     events = reason["events"]
     return f' <a href="/events?kind={quote(events[0])}">events</a>' if events else ""
-
-
-def _fact(one: Sequence[str]) -> tuple[str, str]:
-    return one[0], one[2] if len(one) > 2 else "int"
 
 
 def _value(path: str, kind: str, shown: dict[str, Any]) -> str:

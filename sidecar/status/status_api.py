@@ -184,14 +184,13 @@ class StatusHandler:
         Send answers only to reply subjects below one of ``inboxes``.
         """
         self._bus, self._inboxes = bus, inboxes
-        node = self._settings.node_id
+        own = self._settings.node_id
         for subject, handler in {
-            subjects.status(node): self._request_arrived,
-            subjects.control_level(node): self._process_level_request,
-            subjects.control_settings(node): self._process_reload_request,
+            subjects.status(own): self._request_arrived,
+            subjects.control_level(own): self._process_level_request,
+            subjects.control_settings(own): self._process_reload_request,
         }.items():
             bus.listen(subject, self._guard.handler(handler))
-        own = self._settings.node_id
         requester = NodeStatusRequester(own, bus, subjects, self)
         self._poller = ClusterPoller(self._settings.namespace, requester, own=(own, self.history))
         self.answers.kept = self._poller.copied_history

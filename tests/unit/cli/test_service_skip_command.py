@@ -43,7 +43,7 @@ class Asked(FlatClient):
     async def bounds(self, stream: str, partition: int) -> Any:
         return SimpleNamespace(log_start_offset=self.first, end_offset=self.end)
 
-    async def node_status(self, node: str) -> Any:
+    async def node_status(self, node: str, timeout_s: float) -> Any:
         said = self.said.get(node, UnavailableError("silent"))
         if isinstance(said, Exception):
             raise said

@@ -42,7 +42,7 @@ class Cluster(FlatClient):
     async def bounds(self, stream: str, partition: int) -> Any:
         return SimpleNamespace(log_start_offset=self.log_start, end_offset=30)
 
-    async def node_status(self, node: str) -> dict[str, Any]:
+    async def node_status(self, node: str, timeout_s: float) -> dict[str, Any]:
         if node == "n2":
             raise UnavailableError("gone")
         points = [{"position": 10, "output_count": 3, "effect_count": 2, "version": 1}]

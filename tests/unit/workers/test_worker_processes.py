@@ -26,10 +26,6 @@ from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.tasks import TaskSet
 from sidecar.status.figures import MOST_ENDED, Figures
 from sidecar.status.merged_status import (
-    AGES,
-    LEAST,
-    MOST,
-    OWN,
     NodeStatus,
     WorkerStatus,
     add_figures,
@@ -37,7 +33,7 @@ from sidecar.status.merged_status import (
     joined_page,
     joined_rows,
 )
-from sidecar.status.metric_names import TABLE
+from sidecar.status.metric_names import FIRST, HISTOGRAM, LARGEST, OLDEST, SMALLEST, SUM, TABLE
 from sidecar.workers.workers import (
     DIVIDED_LIMITS,
     WorkerCombinedFetches,
@@ -93,12 +89,12 @@ def test_worker_process_settings_decoded_from_json_are_equal(tmp_path: Path) -> 
 # ---- joining --------------------------------------------------------------------------------------------------------------------
 def test_metrics_gauges_declare_how_values_of_worker_processes_are_merged() -> None:
     """A new gauge needs a rule: a sum of ages would be wrong."""
-    named = OWN | MOST | LEAST | AGES
-    assert named <= set(TABLE)
-    once = {name for name in TABLE if name.startswith(("metadata_", "cluster_", "disk_", "feature_", "failover_"))}
-    assert once <= OWN
-    ages = {name for name in TABLE if name.endswith(("_seconds", "_age")) and TABLE[name].kind == "gauge"}
-    assert ages <= MOST | AGES
+    assert {row.rule for row in TABLE.values()} == {SUM, FIRST, LARGEST, SMALLEST, OLDEST}
+    assert {row.rule for row in TABLE.values() if row.kind == HISTOGRAM} == {SUM, FIRST}
+    once = [name for name in TABLE if name.startswith(("metadata_", "cluster_", "disk_", "feature_", "failover_"))]
+    assert {TABLE[name].rule for name in once} == {FIRST}
+    ages = [name for name in TABLE if name.endswith(("_seconds", "_age")) and TABLE[name].kind == "gauge"]
+    assert {TABLE[name].rule for name in ages} <= {LARGEST, OLDEST}
 
 
 def _figures(count: float) -> Figures:
