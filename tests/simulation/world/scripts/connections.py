@@ -219,6 +219,7 @@ async def script_burst_of_publishes_is_stored(s: Stage) -> None:
     s.expect(ingest["most_waiting_bytes"] <= 4_000_000, True, f"bytes that waited at once {ingest}")
     s.expect(ingest["bursts"], 1, "bursts that a thread has read")
     s.expect(s.log("n2"), [], "log lines")
+    await asyncio.sleep(1)  # the thread has ended
     s.expect(await s.publish("orders", 2), [400, 401], "offsets of publishes after the burst")
 
 
