@@ -220,7 +220,9 @@ async def script_burst_of_publishes_is_stored(s: Stage) -> None:
     s.expect(ingest["bursts"], 1, "bursts that a thread has read")
     s.expect(s.log("n2"), [], "log lines")
     await asyncio.sleep(1)  # the thread has ended
+    began_s = s.now_s
     s.expect(await s.publish("orders", 2), [400, 401], "offsets of publishes after the burst")
+    s.expect(s.now_s - began_s < 0.5, True, "publishes after the burst are acknowledged at once")
 
 
 @script()
