@@ -15,6 +15,7 @@ from sidecar.node.node import Node
 from sidecar.node.worker_node import WorkerNode
 from sidecar.runtime.restarts import EXIT_NO_RESTART
 from sidecar.runtime.settings import NodeSettings, SettingsLoader, with_values
+from tests.simulation.world.checks.directories import check_stop
 from tests.simulation.world.checks.leftovers import check_end
 from tests.simulation.world.machine import scheduler as scheduling
 from tests.simulation.world.machine.disk import Disk, close_descriptors
@@ -159,6 +160,8 @@ class NodeProcess:
             process.end(1)
         else:
             check_end(process, task)
+            if task.result() == 0 and self.is_ready:
+                check_stop(process)
             process.end(task.result())
 
     def _ended(self, process: Process) -> None:

@@ -32,6 +32,8 @@ from tests.simulation.world.machine.scheduler import NS_PER_S, Process, Schedule
 from tests.simulation.world.node_process import NodeProcess, begin
 from tests.simulation.world.profiles import PROFILES, SWARM, Profile, draw_profile, features
 
+NODES = ("liftpy-n", "liftpy n")
+"""Prefix of the names of nodes' connections."""
 _MOST_S = 600.0
 """Virtual seconds that a history takes at most."""
 _PASSWORD, _OTHER_PASSWORD = "secret", "another secret"
@@ -78,6 +80,7 @@ class World:
         count = profile.servers if profile.servers else self.random.choice((1, 1, 3))
         self.nats = NatsCluster(self.network, [f"s{number + 1}" for number in range(count)])
         self.has_users = self.random.random() < 0.5 if profile.users is None else profile.users
+        self.nats.on_protocol_error = self._wrong_command
         if self.has_users:
             self._make_users()
         self.limits: dict[str, Any] = self._draw_limits() if profile.small_limits else {}
@@ -104,6 +107,10 @@ class World:
         self.failure: BaseException | None = None
         self.scheduler.expects = self._expects
 
+    def _wrong_command(self, client: str, text: str) -> None:
+        if client.startswith(NODES):
+            self.scheduler.violated(f"{client}: {text}")
+
     def _make_users(self) -> None:
         """Nodes have the permissions that ``liftpy rights`` prints, and need no others."""
         rights = rights_of(AccessRole.NODE, Scope(data_subjects=(">",), jetstream="hub"))
@@ -112,7 +119,7 @@ class World:
         self.nats.users["app", _PASSWORD] = Rights()
 
         def denied(client: str, text: str) -> None:
-            if client.startswith(("liftpy-n", "liftpy n")):
+            if client.startswith(NODES):
                 self.scheduler.violated(f"{client}: {text}")
 
         self.nats.on_denial = denied

@@ -11,10 +11,8 @@ from contextlib import contextmanager
 from liftpy.core.wire.subjects import DEFAULT_INBOX_PREFIXES, SERVER_CONNECTIONS, InboxRule, Subjects
 from tests.simulation.world.checks.logs import workers_of
 from tests.simulation.world.machine.nats_server import Message
-from tests.simulation.world.world import World
+from tests.simulation.world.world import NODES, World
 
-NODES = ("liftpy-n", "liftpy n")
-"""Prefix of the names of nodes' connections."""
 CANARY = "canary"
 """A token of reply subjects that no node may answer."""
 _ANSWER_S = 5.0

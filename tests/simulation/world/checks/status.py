@@ -12,6 +12,8 @@ from typing import Any
 from liftpy.client import Client
 from liftpy.core.wire.subjects import EVENTS_STREAM
 from liftpy.errors import LiftError
+from tests.simulation.world.checks.figures import metrics_of
+from tests.simulation.world.checks.pages import wrong_pages
 from tests.simulation.world.load.clients import Model
 from tests.simulation.world.load.groups import GROUP, GROUP_STREAM, QUEUE, QUEUE_GROUP
 from tests.simulation.world.node_process import NodeProcess
@@ -19,6 +21,7 @@ from tests.simulation.world.world import World
 
 _WITHIN_S = 90.0
 """Time within which the reports have to be right, in seconds. A node that a full disk has stopped restarts after 60 s."""
+_MOST_SHOWN = 5
 _UNREAD = 3
 """Number of records that the group has not read at the end."""
 
@@ -74,7 +77,7 @@ async def _status(client: Client, node: str, streams: list[tuple[str, str, int]]
                 return f"{name}/{partition.partition} has the replicas {partition.replicas}, and is here {row}"
             if row is not None and (row["leader"], row["high_watermark"]) != (partition.leader, bounds.high_watermark):
                 return f"{name}/{partition.partition} is {partition} {bounds}, and is here {row}"
-    return ""
+    return ", ".join(wrong_pages(status, await metrics_of(client, node))[:_MOST_SHOWN])
 
 
 async def _settings(client: Client, node: NodeProcess) -> str:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
-from tests.simulation.world.checks.messages import CANARY, NODES, MessageRules
-from tests.simulation.world.world import World
+from tests.simulation.world.checks.messages import CANARY, MessageRules
+from tests.simulation.world.world import NODES, World
 
 _API = "$JS.hub.API"
 _ODD = (

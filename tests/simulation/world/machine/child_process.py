@@ -189,15 +189,32 @@ class ThreadQueue:
         return self.items.popleft()
 
 
-def finish_channel(channel: Any, _: float) -> None:
-    """Replace ``Channel.finish``, which blocks the event loop until the thread has sent everything: send the rest at once."""
-    queue = channel._unsent
-    while queue.items:
-        frame = queue.items.popleft()
-        try:
-            channel._socket.sendall(frame)
-        except OSError:
-            channel._leave(EXIT_NODE_ENDED)
+class _Writer:
+    """Takes the place of the thread that sends frames, at the end of its process. A join of the thread would block the event loop."""
+
+    def __init__(self, channel: Any) -> None:
+        self._channel = channel
+
+    def join(self, timeout: float) -> None:
+        """Send what waits. Without an end of the queue, the thread would not end within ``timeout`` seconds."""
+        queue = self._channel._unsent
+        while queue.items:
+            frame = queue.items.popleft()
+            if frame is None:
+                return
+            try:
+                self._channel._socket.sendall(frame)
+            except OSError:
+                self._channel._leave(EXIT_NODE_ENDED)
+        scheduler = scheduling.active
+        assert scheduler is not None
+        scheduler.violated(f"a worker waits for {timeout:g} s, because its thread does not know the last frame")
+
+
+def finish_channel(channel: Any, finish: Callable[[Any, float], None], timeout_s: float) -> None:
+    """Call ``finish`` of a channel, which waits until its thread has sent everything."""
+    channel._writer = _Writer(channel)
+    finish(channel, timeout_s)
 
 
 class ChildProcess:

@@ -25,7 +25,7 @@ _Usage = namedtuple("_Usage", "total used free")  # the class of shutil is priva
 
 real_open, real_close, real_write, real_writev = os.open, os.close, os.write, os.writev
 real_pread, real_pwrite, real_fsync, real_fdatasync, real_ftruncate = os.pread, os.pwrite, os.fsync, os.fdatasync, os.ftruncate
-real_listdir = os.listdir
+real_listdir, real_rename, real_unlink = os.listdir, os.rename, os.unlink
 real_disk_usage = shutil.disk_usage
 real_dup = os.dup
 
@@ -45,6 +45,8 @@ class Disk:
         """Inode -> what the last flush of the file has made durable."""
         self._rewritten: set[int] = set()
         """Inodes of files that were not only appended to since."""
+        self._made: set[int] = set()
+        """Inodes of files that processes have created or written."""
         self._folders: dict[int, dict[str, int]] = {}
         """Inode of a folder -> the names that its last flush has made durable, with their inodes."""
         self._lives = 0
@@ -54,6 +56,8 @@ class Disk:
         """This number of flushes of segment files fails next."""
         self.fail_next_reads = 0
         """This number of reads of segment files fails next."""
+        self.next_failures: list[tuple[str, str, int]] = []
+        """(Call, text in the path, error number): each fails the next call of this kind for a path with the text."""
         self.fails_for = ""
         """Writes and flushes fail for files whose path contains this text. '': for none."""
         self.keeps_unflushed = True
@@ -88,8 +92,19 @@ class Disk:
     def _fails_for(self, descriptor: int) -> bool:
         return bool(self.fails_for) and self.fails_for in os.readlink(f"/proc/self/fd/{descriptor}")
 
+    def fail_if_planned(self, call: str, path: Any) -> None:
+        """Raise the error of ``next_failures``. ``path``: path or file descriptor."""
+        if self.next_failures:
+            name = os.readlink(f"/proc/self/fd/{path}") if isinstance(path, int) else os.fspath(path)
+            for failure in self.next_failures:
+                if failure[0] == call and failure[1] in name:
+                    self.next_failures.remove(failure)
+                    self._fail(call)
+                    raise OSError(failure[2], os.strerror(failure[2]), name)
+
     def flush(self, descriptor: int) -> None:
         """Simulate ``fsync`` and ``fdatasync``."""
+        self.fail_if_planned("flush", descriptor)
         took_ns = self.scheduler.draw_int(*_FLUSH_NS) + (self.scheduler.draw_int(0, self.slow_ns) if self.slow_ns else 0)
         self.scheduler.elapsed_ns += took_ns + self.delay_ns + self.hang_ns
         self.delay_ns = 0
@@ -141,8 +156,10 @@ class Disk:
 
     def write(self, descriptor: int, pieces: Any) -> int:
         """Simulate ``write`` and ``writev``."""
+        self.fail_if_planned("write", descriptor)
         self.scheduler.elapsed_ns += _WRITE_NS
         self.scheduler.counters["writes to files"] += 1
+        self.note_made(descriptor)
         if self._draws(self.fail_one_in) or self._fails_for(descriptor):
             self._fail("write")
             raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -166,6 +183,7 @@ class Disk:
 
     def read(self, descriptor: int, size_bytes: int, offset: int) -> bytes:
         """Simulate ``pread``."""
+        self.fail_if_planned("read", descriptor)
         if self.fail_next_reads and os.readlink(f"/proc/self/fd/{descriptor}").endswith(".log"):
             self.fail_next_reads -= 1
             self._fail("read")
@@ -179,6 +197,10 @@ class Disk:
         free = 0 if self.is_full else _SIZE_BYTES // 2
         return _Usage(_SIZE_BYTES, _SIZE_BYTES - free, free)
 
+    def note_made(self, descriptor: int) -> None:
+        """A process has created or written the file."""
+        self._made.add(os.fstat(descriptor).st_ino)
+
     def rewritten(self, descriptor: int) -> None:
         """The file was changed before its end."""
         self._rewritten.add(os.fstat(descriptor).st_ino)
@@ -187,6 +209,24 @@ class Disk:
         self.failures += 1
         self.scheduler.counters[f"failed: {what}"] += 1
         self.scheduler.trace("disk fails", self.name, what)
+
+    def unflushed(self) -> list[str]:
+        """Return the files and folders of processes whose name or content a power cut may lose, relative to the folder."""
+        return self._unflushed(self.folder) if self.loses_power else []
+
+    def _unflushed(self, folder: Path) -> list[str]:
+        durable, found = self._folders.get(folder.stat().st_ino, {}), list[str]()
+        for name in sorted(real_listdir(folder)):
+            path = folder / name
+            inode = path.lstat().st_ino
+            is_known = inode in self._made or inode in self._folders
+            if is_known and durable.get(name) != inode:
+                found.append(f"the name {path.relative_to(self.folder)}")
+            if path.is_dir():
+                found += self._unflushed(path)
+            elif is_known and self._files.get(inode, b"") != path.read_bytes():
+                found.append(str(path.relative_to(self.folder)))
+        return found
 
     # ---- what happens to it ----------------------------------------------------------------------------------------------
     def heal(self) -> None:
@@ -197,6 +237,7 @@ class Disk:
         self.is_full = False
         self.takes_new_files = True
         self.fails_for = ""
+        self.next_failures.clear()
 
     def _retire(self) -> Path:
         """Move the files away, so that maps and file descriptors of ended processes stay valid."""
@@ -308,14 +349,22 @@ def _disk_of(process: Process | None) -> Disk | None:
 def interpose(running: Callable[[], Process | None]) -> None:
     """Give the calls of ``os`` that matter to the disk of the process that runs."""
 
-    def opened(*args: Any, **options: Any) -> int:
+    def fail_if_planned(call: str, path: Any) -> None:
+        disk = _disk_of(running())
+        if disk is not None:
+            disk.fail_if_planned(call, path)
+
+    def opened(path: Any, *args: Any, **options: Any) -> int:
         process = running()
         disk = _disk_of(process)
         if disk is not None:
-            disk.check_new_file(args[0], args[1])
-        descriptor = real_open(*args, **options)
+            disk.fail_if_planned("open", path)
+            disk.check_new_file(path, args[0] if args else options.get("flags", 0))
+        descriptor = real_open(path, *args, **options)
         if process is not None:
             process.descriptors.add(descriptor)
+            if process.disk is not None and args and args[0] & os.O_CREAT:
+                process.disk.note_made(descriptor)
         return descriptor
 
     def closed(descriptor: int) -> None:
@@ -354,8 +403,17 @@ def interpose(running: Callable[[], Process | None]) -> None:
     def ftruncate(descriptor: int, size_bytes: int) -> None:
         disk = _disk_of(running())
         if disk is not None:
+            disk.fail_if_planned("truncate", descriptor)
             disk.rewritten(descriptor)
         real_ftruncate(descriptor, size_bytes)
+
+    def rename(source: Any, target: Any, **options: Any) -> None:
+        fail_if_planned("rename", target)
+        real_rename(source, target, **options)
+
+    def unlink(path: Any, **options: Any) -> None:
+        fail_if_planned("unlink", path)
+        real_unlink(path, **options)
 
     def listdir(*args: Any) -> list[Any]:
         names = sorted(real_listdir(*args))
@@ -372,6 +430,7 @@ def interpose(running: Callable[[], Process | None]) -> None:
     os.open, os.close, os.write, os.writev = opened, closed, write, writev  # type: ignore[assignment]
     os.pread, os.pwrite, os.fsync, os.fdatasync = pread, pwrite, flush, flush  # type: ignore[assignment]
     os.ftruncate, os.listdir = ftruncate, listdir  # type: ignore[assignment]
+    os.rename, os.unlink = rename, unlink  # type: ignore[assignment]
 
 
 def close_descriptors(process: Process) -> None:

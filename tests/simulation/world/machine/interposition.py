@@ -22,6 +22,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable
+from functools import partialmethod
 from types import SimpleNamespace
 from typing import Any
 
@@ -245,7 +246,7 @@ def _adapt_workers() -> None:
     setattr(worker, "retain_freed_memory", lambda: None)  # noqa: B010
     setattr(worker, "make_collections_rare", lambda: None)  # noqa: B010
     setattr(worker, "queue", SimpleNamespace(SimpleQueue=child_process.ThreadQueue))  # noqa: B010
-    worker.Channel.finish = child_process.finish_channel  # type: ignore[assignment, method-assign]
+    worker.Channel.finish = partialmethod(child_process.finish_channel, worker.Channel.finish)  # type: ignore[assignment]
 
 
 def _adapt_ingest() -> None:

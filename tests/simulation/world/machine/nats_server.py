@@ -215,6 +215,8 @@ class Client:
         self.server.cluster.count(f"-ERR {text.split(' for ')[0]}")
         if text.startswith("Permissions"):
             self.server.cluster.on_denial(self.name, text)
+        elif self.is_known:
+            self.server.cluster.on_protocol_error(self.name, text)
         self.send(f"-ERR '{text}'\r\n".encode())
 
     def deliver(self, subscription: Subscription, message: Message) -> None:
@@ -397,6 +399,8 @@ class NatsCluster:
         """Name of the client that may not connect. '': all may."""
         self.on_denial: Callable[[str, str], None] = lambda client, text: None
         """Told of each violation of permissions."""
+        self.on_protocol_error: Callable[[str, str], None] = lambda client, text: None
+        """Told of each command that a known client must not send: a message above the maximum size, or an unknown command."""
         self.watchers: list[Callable[[str, Message, int], None]] = []
         """Told each publish: name of the client, message, number of receivers."""
         self._clients = 0
@@ -416,6 +420,11 @@ class NatsCluster:
         """Return a number that no client has had."""
         self._clients += 1
         return self._clients
+
+    @property
+    def is_faulty(self) -> bool:
+        """True if a server is down, a route is cut, or a client is refused."""
+        return bool(self.refused or self._cut_routes) or not all(server.is_up for server in self.servers)
 
     def trace(self, *what: object) -> None:
         """Add a line to the history."""

@@ -18,6 +18,8 @@ _PARTS_ONE_IN = 16
 """One of this number of deliveries is split."""
 _MOST_BYTES = 256 * 1024
 """Largest size of one delivery. A read of asyncio has the same limit."""
+_PIECE_NS = 10 * NS_PER_US
+"""Time between two pieces of data that has arrived."""
 HIGH_WATER_BYTES = 64 * 1024
 _CONNECT_RETRY_NS = 1_000 * NS_PER_US
 
@@ -87,7 +89,8 @@ class Direction:
             self._network.held.append(self)
             return
         draw_int = self._scheduler.draw_int
-        size_bytes = min(len(self.waiting), _MOST_BYTES)
+        piece_bytes = self._network.piece_bytes.get(self._target, _MOST_BYTES)
+        size_bytes = min(len(self.waiting), piece_bytes)
         if size_bytes > 1 and draw_int(0, _PARTS_ONE_IN) == 0:
             size_bytes = draw_int(1, size_bytes)
         if size_bytes:
@@ -95,7 +98,10 @@ class Direction:
                 return  # whoever reads says when there is room
             del self.waiting[:size_bytes]
             self.on_room()
-        if self.waiting:
+        if self.waiting and piece_bytes < _MOST_BYTES:  # the rest has arrived already
+            self._under_way = True
+            self._scheduler.after(_PIECE_NS, self._deliver)
+        elif self.waiting:
             self.kick()
         elif self.ends and not self.closed:
             self.closed = True
@@ -337,6 +343,8 @@ class Network:
         self.connections: list[Connection] = []
         self.held: list[Direction] = []
         """Bytes that a partition keeps."""
+        self.piece_bytes: dict[str, int] = {}
+        """Host -> maximum number of bytes that it receives at once."""
         self._cuts: set[tuple[str, str]] = set()
         self._slow: dict[str, int] = {}
         """Host -> latency in ns that is added to all that it sends and gets."""
@@ -350,6 +358,11 @@ class Network:
     def reaches(self, source: str, target: str) -> bool:
         """Return whether bytes go that way."""
         return (source, target) not in self._cuts
+
+    @property
+    def is_faulty(self) -> bool:
+        """True if a direction is blocked."""
+        return bool(self._cuts)
 
     def partition(self, source: str, target: str) -> None:
         """Block one direction silently."""

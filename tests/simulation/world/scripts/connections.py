@@ -204,7 +204,7 @@ async def script_burst_of_publishes_is_stored(s: Stage) -> None:
     for number in range(300):
         await connection.publish("orders.x", (b"plain-%d-" % number).ljust(40_000, b"x"))
         if number % 2:
-            await asyncio.sleep(0.000_15)
+            await asyncio.sleep(0.000_3)
     sent = [s.client.publish("orders", (b"acked-%d-" % number).ljust(4_000, b"x"), timeout_s=20) for number in range(100)]
     offsets = {ack.offset for ack in await asyncio.gather(*sent)}
     values = await s.read("orders")
@@ -217,7 +217,12 @@ async def script_burst_of_publishes_is_stored(s: Stage) -> None:
     ingest = (await s.status("n2"))["connections"]["ingest"]
     s.expect((ingest["in_msgs"], ingest["waiting_bytes"], ingest["left_out"]), (400, 0, 0), "messages of the connection")
     s.expect(ingest["most_waiting_bytes"] <= 4_000_000, True, f"bytes that waited at once {ingest}")
+    s.expect(ingest["bursts"], 1, "bursts that a thread has read")
     s.expect(s.log("n2"), [], "log lines")
+    await asyncio.sleep(1)  # the thread has ended
+    began_s = s.now_s
+    s.expect(await s.publish("orders", 2), [400, 401], "offsets of publishes after the burst")
+    s.expect(s.now_s - began_s < 0.5, True, "publishes after the burst are acknowledged at once")
 
 
 @script()
@@ -343,6 +348,43 @@ async def script_status_counts_what_the_connections_carry(s: Stage) -> None:
         s.expect(followers, dict.fromkeys(s.others("n2"), (19, 0, True)) if leads else {}, f"followers that {node} knows")
         s.expect((row["flushes"], row["message_ids"]), (20 if leads else row["flushes"], 20), "flushes and message ids")
         s.expect(row["log_bytes"], sum(path.stat().st_size for path in disk.glob("orders-*/0/*.log")), "bytes of the log")
+
+
+@script()
+async def script_bytes_of_a_node_arrive_in_small_pieces(s: Stage) -> None:
+    """Given a network that delivers some bytes at a time, a node reads each message as if it had arrived at once."""
+    await s.create("orders", leader="n2")
+    await s.create("letters", subject="letters.*", leader="n2")
+    connection = s.client.transport.connection
+    for piece_bytes in (1, 2, 7, 40):
+        s.world.network.piece_bytes["n2"] = piece_bytes
+        letters: list[tuple[str, bytes, dict[str, bytes]]] = [
+            (f"letters.{number % 3}", b"y" * (number * 7 % 120), {"kind": b"k" * number} if number % 4 == 1 else {})
+            for number in range(24)
+        ]
+        begin, first = (await s.row("n2", "letters"))["newest_offset"] + 1, (await s.row("n2", "orders"))["newest_offset"] + 1
+        for subject, value, headers in letters:
+            texts = {name: text.decode() for name, text in headers.items()}
+            await connection.publish(subject, value, headers=texts or None)
+        for number in range(12):  # equal messages, one after another
+            await connection.publish("orders.x", b"equal-%d" % (number // 6))
+        asked = [s.client.publish("orders", b"acked-%d" % number, key=b"key", headers={"a": "b"}) for number in range(8)]
+        offsets = [ack.offset for ack in await asyncio.gather(*asked)]
+        s.expect(sorted(offsets), list(range(first + 12, first + 20)), f"offsets in pieces of {piece_bytes}")
+        await s.shows(lambda: _newest(s, "n2", "letters"), begin + 23, what="letters")
+        found = [
+            (record.subject, record.value or b"", {name: text for name, text in record.headers if name == "kind"})
+            async for record in s.client.consume("letters", start=begin, until="end")
+        ]
+        s.expect(found, letters, f"letters in pieces of {piece_bytes}")
+        s.expect((await s.read("orders"))[first : first + 12], [b"equal-0"] * 6 + [b"equal-1"] * 6, "equal messages")
+    for link in _LINKS:
+        s.expect((await s.status("n2"))["connections"][link]["errors"], {}, f"errors of {link}")
+    s.expect(await s.metric("n2", "nats_reconnects_total"), 0, "reconnects")
+
+
+async def _newest(s: Stage, node: str, name: str) -> int:
+    return int((await s.row(node, name))["newest_offset"])
 
 
 @script()

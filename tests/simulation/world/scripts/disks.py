@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
 
@@ -13,6 +14,11 @@ from tests.simulation.world.machine.scheduler import NS_PER_S
 from tests.simulation.world.scripts.stage import Stage, script
 
 _VALUE = b"x" * 200
+_CALLS = (
+    ("open", ".log"), ("write", ".log"), ("flush", ".log"), ("unlink", ".log"), ("flush", "/0"), ("open", "/high-watermark.tmp"),
+    ("write", "/high-watermark.tmp"), ("flush", "/high-watermark.tmp"), ("read", "/high-watermark.tmp"), ("rename", "/high-watermark"),
+)  # fmt: skip
+"""Calls of a node that works: kind of the call, and text in the path."""
 
 
 @script()
@@ -267,6 +273,39 @@ async def script_leader_cannot_read_for_a_follower(s: Stage) -> None:
     s.expect(s.leader("orders"), "n2", "leader")
 
 
+@script(hw_checkpoint_interval_s=1.0)
+async def script_one_call_of_a_disk_fails(s: Stage) -> None:
+    """Given a disk that fails one call, whichever it is, publishes are stored, and soon all replicas have all records again."""
+    await s.create("orders", leader="n2", segment_bytes=4096, retention_bytes=40_000)
+    for place, (call, part) in enumerate(_CALLS):
+        node = s["n1" if place % 2 else "n2"]
+        node.disk.next_failures.append((call, part, errno.EIO))
+        offsets = await s.publish("orders", 40, value=_VALUE, first=40 * place, timeout_s=20)
+        s.expect(offsets, list(range(40 * place, 40 * place + 40)), f"offsets while {call} fails")
+        await s.becomes(lambda: not node.disk.next_failures, within_s=5, what=f"{call} of {part} fails")  # noqa: B023
+        await s.shows(lambda: s.isr("orders"), s.names, within_s=20, what=f"ISR after {call} of {part} has failed")
+        if s.leader("orders") != "n2":
+            await s.client.admin.elect_leader("orders", 0, "n2")
+    values = await s.read("orders")
+    wanted = [_VALUE + b"-%d" % number for number in range(40 * len(_CALLS))]
+    s.expect(values, wanted[-len(values) :], "records")
+    s.expect([code for node in s.names for code in s[node].exits if code != 75], [], "exit codes of other kinds than a repair")
+
+
+@script()
+async def script_node_has_no_free_file_descriptor(s: Stage) -> None:
+    """Given a node without a free file descriptor, it closes files that it does not need now, and continues without an error."""
+    await s.create("orders", leader="n2", segment_bytes=4096)
+    await s.publish("orders", 60, value=_VALUE)
+    s.forget_log()
+    for number, error in enumerate((errno.EMFILE, errno.ENFILE)):
+        s["n2"].disk.next_failures.append(("open", ".log", error))
+        await s.publish("orders", 60, value=_VALUE, first=60 * (number + 1))
+        s.expect(s["n2"].disk.next_failures, [], "calls that are to fail")
+    s.expect(await s.read("orders"), [_VALUE + b"-%d" % number for number in range(180)], "records")
+    s.expect((s.log("n2", least="WARNING"), s["n2"].exits), ([], []), "warnings and ends of the process")
+
+
 @script(stops=False)
 async def script_node_with_an_unclosed_log_does_not_stop_cleanly(s: Stage) -> None:
     """Given a disk that fails while a node stops, the node says that its stop is not clean, and checks its logs at the next start."""
@@ -284,12 +323,13 @@ async def script_node_with_an_unclosed_log_does_not_stop_cleanly(s: Stage) -> No
 
 @script()
 async def script_log_that_lost_its_last_batch_after_a_clean_stop_leaves_the_isr(s: Stage) -> None:
-    """Given a follower that stops cleanly, when its log then loses its last batch, the next start notices it.
+    """Given a follower that stops cleanly, when a log then loses its last batch, the next start notices it, also beside an empty log.
 
     The high watermark of the follower is below this batch. The leader may have committed it with the ack of this follower, so a
     leader with the shorter log would lose an acknowledged record.
     """
     await s.create("orders", leader="n2")
+    await s.create("empty")
     publishing = asyncio.create_task(s.publish("orders", 60, value=_VALUE))
     await asyncio.sleep(0.02)
     await s.stop("n1")

@@ -75,6 +75,18 @@ async def script_jetstream_client_asks_for_streams_and_records(s: Stage) -> None
             if not (fields.keys() & {"batch", "multi_last"}):
                 return list(found)
 
+    await s.create("mail", subject="mail.>", leader="n3")
+    for subject in ("mail.a.1", "mail.b.1", "mail.a.2", "mail.b.1"):
+        await connection.request(subject, subject.encode(), timeout=3)
+    for subjects, wanted in (
+        (["mail.b.1", "mail.a.*"], [("1", b"mail.a.1"), ("3", b"mail.a.2"), ("4", b"mail.b.1")]),
+        (["mail.b.1", "mail.a.2"], [("3", b"mail.a.2"), ("4", b"mail.b.1")]),
+        (["mail.b.1"], [("4", b"mail.b.1")]),
+        (["mail.*.1"], [("1", b"mail.a.1"), ("4", b"mail.b.1")]),
+    ):
+        found = await records("mail", multi_last=subjects)
+        s.expect(found[:-1], wanted, f"newest records of {subjects}")
+    await s.client.admin.delete_stream("mail")
     s.expect((await ask("INFO"))["streams"], 3, "number of streams")
     s.expect((await ask("STREAM.NAMES"))["streams"], ["letters", "orders", "orders:1"], "names of the streams")
     page = await ask("STREAM.NAMES", offset=1)

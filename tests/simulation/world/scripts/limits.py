@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
+from typing import Any
 
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import replication_pb2 as pb
@@ -37,6 +39,35 @@ async def script_queue_of_a_partition_is_full(s: Stage) -> None:
     s.expect((sum(said), len(said) <= 2), (400 - stored, True), "dropped messages of the log lines")
     s.expect(row["held_bytes"], 0, "bytes that wait")
     s.expect(await s.publish("orders", 3, first=1), [stored + 1, stored + 2, stored + 3], "offsets after the overload")
+
+
+@script(ingest_queue_bytes=40_000, ingest_queue_records=100)
+async def script_each_request_to_a_full_queue_is_answered(s: Stage) -> None:
+    """Given a leader with a slow disk, when more requests come than may wait, each is stored once, or rejected and not stored."""
+    await s.create("orders", leader="n2")
+    connection = s.client.transport.connection
+    for name in s.names:
+        s[name].disk.delay_ns = NS_PER_S // 2
+
+    async def ask(number: int) -> dict[str, Any]:
+        headers = ({}, {"Nats-Msg-Id": f"id-{number}"}, {"kind": "k" * (number % 50)})[number % 3]
+        answer = await connection.request("orders.x", b"asked-%d" % number, headers=headers or None, timeout=9)
+        return dict(json.loads(answer.data))
+
+    answers = dict(enumerate(await asyncio.gather(*(ask(number) for number in range(600)))))
+    places = {number: answer["seq"] for number, answer in answers.items() if "error" not in answer}
+    s.expect(100 <= len(places) < 600, True, f"{len(places)} stored requests")
+    values = await s.read("orders")
+    found = {number: values.index(b"asked-%d" % number) for number in places}
+    s.expect((len(values), found), (len(places), {number: place - 1 for number, place in places.items()}), "records")
+    codes = {(answer["error"]["code"], answer["error"]["err_code"]) for answer in answers.values() if "error" in answer}
+    s.expect(codes, {(429, 10167)}, "codes of the rejections")
+    s.expect((await s.row("n2", "orders"))["overloaded"], 600 - len(places), "rejected requests of the status")
+    for number in range(1, 600, 3):  # a retry of a message id
+        answer = await ask(number)
+        s.expect(answer.get("duplicate", False), number in places, f"whether the retry of {number} is a duplicate {answer}")
+        s.expect(answer["seq"], places.get(number, answer["seq"]), f"sequence of the retry of {number}")
+    s.expect(len(await s.read("orders")), len(places.keys() | set(range(1, 600, 3))), "number of records")
 
 
 @script()

@@ -6,6 +6,7 @@ import asyncio
 import os
 from functools import partial
 
+from liftpy.config import FlushPolicy
 from liftpy.errors import CorruptionError, LiftError, StorageError
 from sidecar.disk.data_folder import LOG_ENDS_NAME
 from sidecar.disk.files import decode_checked_json
@@ -148,6 +149,28 @@ async def script_disk_fails_in_one_process_of_a_node(s: Stage) -> None:
         await s.shows(lambda: s.isr("orders", partition), s.names)  # noqa: B023
     s.expect(await s.read("orders", 3), [b"record-%d" % number for number in range(6)], "records")
     s.expect(s["n2"].exits, [75], "exit codes")
+
+
+@script(workers=2)
+async def script_disk_is_full_for_a_node_with_two_processes(s: Stage) -> None:
+    """Given streams that acknowledge before the flush, when a full disk stops a node, all its records are on the disk.
+
+    So its next start keeps it in the ISRs of both processes.
+    """
+    await s.create("orders", partitions=4, flush=FlushPolicy.parse("interval:5s"))
+    for partition in range(4):
+        await s.publish("orders", 5, partition=partition)
+    node = s["n2"]
+    node.disk.is_full = True
+    await s.publish("orders", 1, first=5, partition=0, timeout_s=20)
+    await s.becomes(lambda: s.count_log("n2", "replica.storage_failed") >= 1, within_s=5, what="a log of n2 fails")
+    s.forget_log()
+    node.disk.is_full = False
+    await s.becomes(lambda: bool(node.exits) and node.is_ready, within_s=80, what="the node restarts")
+    s.expect(node.exits, [75], "exit code")
+    s.expect(s.count_log("n2", "node.registered_with_warning"), 0, "warnings about lost records")
+    for partition in range(4):
+        await s.shows(lambda: s.isr("orders", partition), s.names)  # noqa: B023
 
 
 @script(workers=2)

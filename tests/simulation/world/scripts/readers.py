@@ -243,6 +243,34 @@ async def script_service_runs_next_to_each_replica(s: Stage) -> None:
         instance.end()
 
 
+@script(nodes=1, controllers=1)
+async def script_service_ends_again_and_again(s: Stage) -> None:
+    """Given a service that ends again and again, the cluster has some events of it, and the node counts the ends without one."""
+    from tests.simulation.world.load.clients import Clients, Model
+    from tests.simulation.world.load.services import Services
+
+    model = Model(s.world.scheduler)
+    await s.create("orders")
+    services = Services(s.world, model, Clients(s.world, model, []))
+    await services.create(s.client)
+    s.forget_log()
+    (instance,) = services.instances
+
+    async def running() -> int:
+        return len((await s.row("n1", "orders"))["services"])
+
+    for number in range(6):
+        instance.start()
+        await s.shows(running, 1, what="services that run")
+        instance.end()
+        await s.becomes(lambda: s.count_log("n1", "service.ended") == number + 1, what="the end is logged")  # noqa: B023
+    await asyncio.sleep(1)
+    events = [event for event in await s.events() if event["kind"] == "service_ended"]
+    counted = await s.metric("n1", "incidents_total", '"service_end_without_event"')
+    s.expect(len(events) + counted, 6, "events and ends without an event")
+    s.expect((len(events) > 0, counted > 0), (True, True), f"{len(events)} events, and {counted:g} ends without an event")
+
+
 @script(long=True)
 async def script_service_of_a_replica_computes_something_else(s: Stage) -> None:
     """Given an instance of a service with another state than the two others, it ends, and status, metric and log say so."""

@@ -26,6 +26,9 @@ def _replace(path: Path, data: bytes) -> bytes:
     return former
 
 
+_MOST_REQUESTS_PER_S = 25
+
+
 @script()
 async def script_file_of_a_node_is_damaged(s: Stage) -> None:
     """Given a damaged file in the data directory, when the node starts, its start fails. The error names the file and what to do.
@@ -310,3 +313,26 @@ async def script_files_of_interrupted_work_are_removed_at_the_next_start(s: Stag
     s.expect(await s.unknown_streams("n1"), [], "unknown streams")
     s.expect(s.count_log("n1", "node.unknown_directory"), 0, "log lines about unknown streams")
     await s.shows(lambda: s.isr("orders"), s.names)
+
+
+@script(nodes=4)
+async def script_node_registers_while_nobody_decides(s: Stage) -> None:
+    """Given a starting node whose requests are lost or cannot be decided, it retries at a bounded rate, and says what it waits for."""
+    await s.create("orders")
+    for away, reason in (((), "no answer from the metadata leader: *"), (("n1", "n2"), "no controller can be reached")):
+        await s.stop("n4")
+        for node in away:
+            s[node].kill()
+        if not away:
+            s.world.nats.loses = lambda client, message: message.subject.startswith("liftpy.control.node.n4")
+        s.forget_log()
+        since = len(s.messages)
+        s["n4"].start()
+        await asyncio.sleep(20)
+        s.expect(s["n4"].is_ready, False, "n4 is ready")
+        s.expect_log("n4", f"WARNING node.registration_failed: node not registered reason={reason}: retrying", about="node.")
+        s.expect(0 < len(s.subjects("liftpy.control.node.n4", since)) <= 20 * _MOST_REQUESTS_PER_S, True, "requests of n4")
+        s.world.nats.loses = lambda client, message: False
+        if away:
+            await s.start(*away)
+        await s.becomes(lambda: s["n4"].is_ready, within_s=8, what="n4 is ready")

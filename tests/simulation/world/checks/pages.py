@@ -1,0 +1,84 @@
+"""Rules of what a node reports: its status and its metrics agree with each other, and each figure is possible."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from tests.simulation.world.checks.figures import Series, values
+
+_MAY_BE_NEGATIVE = {"clock_skew_seconds"}
+_BUCKET = "_bucket"
+_SUMS = {
+    "log_size_bytes": "log_bytes",
+    "held_bytes": "held_bytes",
+    "uncommitted_bytes": "uncommitted_bytes",
+    "fragment_reassembly_bytes": "fragment_reassembly_bytes",
+    "acks_waiting": "waiting_acks",
+    "readers_waiting": "waiting_readers",
+}
+"""Metric -> field of the rows of partitions whose sum it is."""
+_STATES = {"ids": "message_ids_bytes", "producers": "producers_bytes", "subjects": "subjects_bytes"}
+"""Label of ``dedup_state_bytes`` -> field of the rows of partitions whose sum it is."""
+
+
+def wrong_pages(status: dict[str, Any], metrics: Series) -> list[str]:
+    """Return what is impossible in the status and the metrics of a node, or differs between them.
+
+    The caller asks for both while nothing changes.
+    """
+    rows = status["partitions"]
+    wrong = [f"counter {name!r} is {count}" for name, count in _counters(status) if not name.strip() or count < 0]
+    for row in rows:
+        wrong += [f"{row['stream']}/{row['partition']}: {what}" for what in _wrong_row(row, status["node"])]
+    wrong += _wrong_series(metrics)
+    for metric, field in _SUMS.items():
+        if (shown := sum(values([metrics], metric))) != (total := sum(row[field] for row in rows)):
+            wrong.append(f"metric {metric} is {shown:g}, and the sum of {field} is {total}")
+    for label, field in _STATES.items():
+        shown, total = sum(values([metrics], "dedup_state_bytes", f'"{label}"')), sum(row[field] for row in rows)
+        if shown != total:
+            wrong.append(f"dedup_state_bytes of {label} is {shown:g}, and the sum of {field} is {total}")
+    if (shown := sum(values([metrics], "partitions"))) != (total := len(rows) + len(status["failed_partitions"])):
+        wrong.append(f"metric partitions is {shown:g}, and the status has {total}")
+    return wrong
+
+
+def _counters(status: dict[str, Any]) -> Iterable[tuple[str, int]]:
+    for counters in (status["counters"], status["refused"], *(link["errors"] for link in status["connections"].values())):
+        yield from counters.items()
+
+
+def _wrong_row(row: dict[str, Any], node: str) -> Iterable[str]:
+    first, high, newest, flushed = (
+        row[name] for name in ("log_start_offset", "high_watermark", "newest_offset", "flushed_offset")
+    )
+    if not (-1 <= first - 1 <= newest and high <= newest and flushed <= newest):
+        yield f"(first, HW, newest, flushed) {first, high, newest, flushed}"
+    if not set(row["isr"]) <= set(row["replicas"]):
+        yield f"ISR {row['isr']} of the replicas {row['replicas']}"
+    for follower, shown in row["followers"].items():
+        is_heard = shown["position"] is not None
+        if follower == node or (is_heard and (shown["position"] > newest or shown["lag"] < 0)):
+            yield f"follower {follower} {shown}"
+    if negative := {name: value for name, value in row.items() if type(value) is int and value < 0 and "offset" not in name}:
+        negative.pop("high_watermark", None)
+        if negative:
+            yield f"{negative}"
+
+
+def _wrong_series(metrics: Series) -> Iterable[str]:
+    buckets: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for (name, labels), value in metrics.items():
+        if not math.isfinite(value) or (value < 0 and name not in _MAY_BE_NEGATIVE):
+            yield f"metric {name} {labels} is {value}"
+        if name.endswith(_BUCKET):
+            bound = next(one for one in labels.split(",") if one.startswith("le="))
+            others = ",".join(one for one in labels.split(",") if one != bound)
+            bounds = buckets.setdefault((name.removesuffix(_BUCKET), others), [])
+            bounds.append((float(bound[4:-1].replace("+Inf", "inf")), value))
+    for (name, labels), counts in buckets.items():
+        rising = [count for _, count in sorted(counts)]
+        if rising != sorted(rising) or rising[-1] != metrics[f"{name}_count", labels]:
+            yield f"histogram {name} {labels} has the buckets {rising} and the count {metrics[f'{name}_count', labels]:g}"
