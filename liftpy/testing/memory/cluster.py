@@ -504,8 +504,8 @@ logger = logging.getLogger("liftpy.testing")
 
 _NODE = "memory"
 _NO_SNAPSHOTS = 1 << 40
-_READING = ReadOptions(patience_s=3600.0, wait_s=5.0)
-"""Options for reading without a time limit. A test may stop all nodes for a long time."""
+_READING = ReadOptions(patience_s=3600.0, wait_s=1.0, answer_timeout_s=0.5)
+"""Options for reading without a time limit. A test may stop all nodes for a long time. A killed node does not answer any more."""
 _CHUNK_RECORDS = 128
 _FULL_S = 0.005
 _LEADER_EPOCH = 1
