@@ -100,8 +100,6 @@ class FeedSubscriber(MetadataGroup):
         self._forwarder = Forwarder(connection, subjects, node_id)
         self._leader = ""
         self._refused: Counter[str] = Counter()
-        self._has_changed = asyncio.Event()
-        """Set by each new image, for those that wait for an entry."""
         self._lacks_entries = asyncio.Event()
         """Set when the image lacks entries, so that the node requests them."""
         self._task: asyncio.Task[None] | None = None
@@ -151,20 +149,6 @@ class FeedSubscriber(MetadataGroup):
         self._leader = response.metadataLeader or self._leader
         return response
 
-    async def barrier(self, timeout_s: float = 5.0) -> bool:
-        """Commit a barrier, and wait until the feed has delivered it. Return whether this happened within ``timeout_s`` seconds."""
-        response = await self.propose(pb.ControlRequest(barrier=pb.Barrier()), timeout_s)
-        if response.error != pb.ControlResponse.OK:
-            return False
-        try:
-            async with asyncio.timeout(timeout_s):
-                while self.image.index < response.index:
-                    self._has_changed.clear()
-                    await self._has_changed.wait()
-        except TimeoutError:
-            return False
-        return True
-
     async def _entry_arrived(self, message: Any) -> None:
         try:
             entry = frames.decode(message.data, pb.FeedEntry)
@@ -178,7 +162,6 @@ class FeedSubscriber(MetadataGroup):
             self._lacks_entries.set()
 
     def _show(self, before: ClusterImage) -> None:
-        self._has_changed.set()
         try:
             self._notify(before, self.image)
         except Exception as error:  # nats-py, which calls this, would note it and go on

@@ -110,10 +110,6 @@ class MetadataGroup(ABC):
         """
         raise NotImplementedError
 
-    async def barrier(self, timeout_s: float = 5.0) -> bool:
-        """Return True when the local image has everything that was committed before the call [M12]. False: time ran out."""
-        return False
-
     def status(self) -> list[pb.ControllerStatus]:
         """Return the state of each member of the metadata group, as this process knows it. Only controllers know it."""
         return []

@@ -183,15 +183,6 @@ class GroupThread(MetadataGroup):
             self._instruments.proposals_failed[_ERRORS.get(response.error, "unknown")] += 1
         return response
 
-    async def barrier(self, timeout_s: float = 5.0) -> bool:
-        """Wait until the image contains everything that was committed before the call, and the watchers have received it.
-
-        Return whether this happened within ``timeout_s`` seconds.
-        """
-        done = await self._call_in_thread(lambda backend: backend.barrier(timeout_s))
-        self._show()
-        return done
-
     def status(self) -> list[pb.ControllerStatus]:
         return _read_consistently(lambda: self.role.current.status(), [])
 

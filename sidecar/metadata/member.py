@@ -275,7 +275,7 @@ class RaftMember(MetadataGroup):
         say_at = time.monotonic() + _LOG_AFTER_S
         while not self._driver.stopped and self.is_member:
             turn = probation.turn
-            if await self.barrier(_JOIN_ATTEMPT_S):
+            if await self._apply_barrier(_JOIN_ATTEMPT_S):
                 probation.barrier_applied(turn)
                 if probation.over:
                     break
@@ -368,7 +368,8 @@ class RaftMember(MetadataGroup):
     async def propose(self, request: pb.ControlRequest, timeout_s: float = 5.0) -> pb.ControlResponse:
         return await self._forwarder.request_until_decided(request, timeout_s, self._decide_as_controller)
 
-    async def barrier(self, timeout_s: float = 5.0) -> bool:
+    async def _apply_barrier(self, timeout_s: float) -> bool:
+        """Commit a barrier, and wait until it is applied here. Return whether this happened within ``timeout_s`` seconds."""
         response = await self.propose(pb.ControlRequest(barrier=pb.Barrier()), timeout_s)
         if response.error != pb.ControlResponse.OK:
             return False

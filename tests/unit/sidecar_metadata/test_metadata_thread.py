@@ -71,7 +71,6 @@ async def test_metadata_thread_calls_image_watchers_in_order_on_the_event_loop_o
     assert shown[0][0] is start
     assert all(later[0] is earlier[1] for earlier, later in pairwise(shown))
     assert shown[-1][1] is group.image
-    assert await group.barrier()
     assert group.leader == "n1"
     assert [member.nodeId for member in group.status()] == ["n1"]
     assert isinstance(group.counters, dict)
