@@ -135,7 +135,10 @@ class StreamDirectory:
         chosen = options or ReadOptions()
 
         async def now() -> PartitionState:
-            return partition_state(await self.current_stream(stream), partition)
+            image = await self.current_stream(stream)
+            if partition >= len(image.partitions):  # the answering controller may be behind
+                image = await self.newest_stream(stream)
+            return partition_state(image, partition)
 
         nearest = ReplicaSelector(chosen.near, now, self.requests.nodes_near) if chosen.near or chosen.nearest else None
         reader = PartitionReader(self.requests.transport, self.requests.subjects, stream, partition, chosen, now, nearest)
