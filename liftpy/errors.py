@@ -117,7 +117,10 @@ class DataDirectoryLockedError(StorageError):
 
 
 class UnusableDataDirectoryError(StorageError):
-    """The data directory belongs to another user, or its lock is not a file. The text says what to do before the next start."""
+    """The data directory belongs to another user, or its lock is not a file.
+
+    The text says what to do before the next start.
+    """
 
     code = "UNUSABLE_DATA_DIRECTORY"
 
@@ -171,7 +174,10 @@ class FencedError(LiftError):
 
 
 class NodeRemovedError(FencedError):
-    """An operator removed the node from the cluster while its process was paused. The process ends. Start it to join again."""
+    """An operator removed the node from the cluster while its process was paused.
+
+    The process ends. Start it to join again.
+    """
 
     code = "NODE_REMOVED"
 

@@ -100,7 +100,11 @@ class Credentials:
         return {name: _proof(name, getattr(self, name)) for name in PROOFS}
 
     def nats_options(self) -> dict[str, Any]:
-        """Return the arguments for ``nats.connect``, with the content of the files. Raises ConfigError if a file cannot be used."""
+        """Return the arguments for ``nats.connect``, with the content of the files.
+
+        Raises:
+            ConfigError: A file cannot be used.
+        """
         options: dict[str, Any] = {
             "user_credentials": _read_creds(self.creds_file) if self.creds_file else None,
             "nkeys_seed_str": _read_seed(self.nkey_seed_file) if self.nkey_seed_file else "",

@@ -178,6 +178,7 @@ LIMITS: dict[str, Iterable[str]] = {
     "retention": ["none"] if not S.has_retention else ["?"],
     "keys of one round of compaction": [f"{compaction.MAX_KEYS:,}"],
     "free space at which a node with a full disk returns": [size(housekeeping.SPACE_AGAIN_BYTES)],
+    "free inodes at which a node with a full disk returns": [f"{housekeeping.SPACE_AGAIN_FILES:,}"],
     "rate of the scrub": [size(int(str(defaults()["scrub_bytes_per_s"])))],
     "damaged segments that a partition keeps as evidence": [f"{recovery.MAX_QUARANTINED_FILES}"],
     "tasks of `minPartitions`": [f"{options.MAX_PARTITIONS:,}"],

@@ -35,7 +35,7 @@ def test_node_retries_its_start_in_the_same_process_after_a_temporary_disk_error
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_in_the_pause_before_a_restart_ends_the_node(number: signal.Signals, tmp_path: Path) -> None:
-    (tmp_path / "lock").mkdir()  # the data directory can't be locked
+    (tmp_path / "streams").write_bytes(b"")  # no directory: the node cannot use it
     flags = {"data": tmp_path, "controllers": "n1", "status-port": -1}
     node = DevNode("n1", node_command("n1", flags), node_environment({}), None)
     node.start()
