@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.simulation.world.checks.figures import Series, values
 
-_MAY_BE_NEGATIVE = {"clock_skew_seconds"}
+_MAY_BE_NEGATIVE = {"clock_skew_seconds", "scrub_age_seconds"}
 _BUCKET = "_bucket"
 _SUMS = {
     "log_size_bytes": "log_bytes",
