@@ -141,17 +141,21 @@ class SocketTransport:
         """Close it."""
         if not self._is_closing:
             self._end.close()
-            self.ended()
+            self._is_closing = True
+            self._loop.call_soon(self._protocol.connection_lost, None)
 
     def deliver(self, data: bytes) -> None:
         """Pass received bytes to the protocol."""
         self._loop.call_soon(lambda: None if self._is_closing else self._protocol.data_received(data))
 
     def ended(self) -> None:
-        """The other side has ended."""
+        """The other side has ended. The protocol first gets what has arrived before."""
+        self._loop.call_soon(self._end_of_data)
+
+    def _end_of_data(self) -> None:
         if not self._is_closing:
             self._is_closing = True
-            self._loop.call_soon(self._protocol.connection_lost, None)
+            self._protocol.connection_lost(None)
 
 
 def socketpair(*_: Any) -> tuple[SocketEnd, SocketEnd]:
