@@ -39,7 +39,7 @@ def read_stories(folder: Path) -> list[Story]:
 
 
 def rewrite_stories(folder: Path, make_player: Callable[[], Player]) -> None:
-    """Write the results in all files of ``folder`` anew."""
+    """Play all stories in ``folder``, and replace their results in the files."""
     for path in sorted(folder.glob("*.txt")):
         blocks = ("\n".join((f"# {story.title}", *story.play(make_player()))) for story in _stories_in(path))
         path.write_text("\n\n".join(blocks) + "\n", encoding="utf-8")

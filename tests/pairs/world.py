@@ -68,7 +68,7 @@ class World:
         self.logs: dict[int, FoundLog] = {}
         """By partition, when all is quiet."""
         self._cut: _Cut | None = None
-        """What cuts off the isolated node. None: no node was isolated."""
+        """Rule that cuts off the isolated node. None: no node was isolated."""
         self.jumped_s = 0.0
         """How far the wall clock was set ahead."""
         self.recreations = 0

@@ -139,7 +139,7 @@ def nanoseconds(seconds: float) -> int:
 
 @dataclass(slots=True)
 class NodeContext:
-    """What the replicas of one process share: its identity, settings, lease and limits."""
+    """Context that all replicas of a process share: its identity, settings, lease and limits."""
 
     node_id: str
     incarnation: int

@@ -194,7 +194,7 @@ async def test_sliced_work_of_many_items_yields_to_the_event_loop() -> None:
     assert done == list(range(300))
 
 
-async def test_sliced_work_with_an_item_queued_twice_runs_it_once_until_it_is_finished() -> None:
+async def test_sliced_work_with_an_item_queued_twice_runs_the_item_once() -> None:
     done: list[int] = []
 
     def work(number: int) -> None:

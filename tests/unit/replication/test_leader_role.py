@@ -428,7 +428,7 @@ def test_quorum_high_watermark_is_the_highest_offset_on_a_majority_of_known_posi
 
 
 @each(("joins", "wanted"), [(False, 5), (True, 4)])
-def test_quorum_high_watermark_counts_a_member_whose_isr_change_has_no_outcome(joins: bool, wanted: int) -> None:
+def test_quorum_high_watermark_with_an_unanswered_isr_change_counts_the_new_member(joins: bool, wanted: int) -> None:
     metadata, change = state(isr="ab", policy=CommitPolicy.QUORUM), IsrChange()
     metadata = replace(metadata, state=replace(metadata.state, incomplete=("c",)))
     if joins:

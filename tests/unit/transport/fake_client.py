@@ -8,7 +8,7 @@ from nats.aio.subscription import Subscription
 
 
 class FakeClient:
-    """What nats-py's parser calls."""
+    """Fake client with the methods that the parser of nats-py calls."""
 
     def __init__(self) -> None:
         self.stats = {"in_msgs": 0, "in_bytes": 0}

@@ -1,4 +1,4 @@
-"""Write the results of all stories anew: ``python -m tests.unit.services.golden``."""
+"""Play all stories, and replace their results: ``python -m tests.unit.services.golden``."""
 
 from __future__ import annotations
 
