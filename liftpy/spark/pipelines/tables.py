@@ -181,11 +181,13 @@ def commit_of(
     """Return the commit of a micro-batch. None: the table already has the micro-batch.
 
     The table has each record once, even if processes die or are late. A micro-batch that the table has already is skipped. A
-    micro-batch that does not start at the end of the table is rejected.
+    micro-batch that does not start at the end of the table is rejected. The micro-batches of a query follow each other without a
+    gap, so a gap in their numbers shows that the checkpoint and the table do not belong together.
 
     Worked example: the table has orders/0 up to 500. Micro-batch 7 of a query has [500, 700) and [700, 900). The mark of the
     query becomes 7, and the mark of orders/0 becomes 900. If micro-batch 7 is repeated, it is skipped. If another query has
-    [500, 600), its commit is rejected.
+    [500, 600), its commit is rejected. If the table is restored from a copy of the time before micro-batch 6, the commit is
+    rejected, too.
 
     Args:
         ranges: Ranges of the micro-batch with their files.
@@ -195,12 +197,22 @@ def commit_of(
         fail_on_data_loss: True to raise an error for missing records.
 
     Raises:
-        FencedError: Another archive has changed the table.
-        DataLossError: Records are missing before or between the ranges, and ``fail_on_data_loss`` is True.
+        FencedError: Another archive has changed the table, or the checkpoint of the query is an older copy.
+        DataLossError: Records are missing before or between the ranges, or the table lacks an earlier micro-batch, and
+            ``fail_on_data_loss`` is True.
         NotFoundError: The table has records of a stream that was deleted and created again.
     """
-    if marks.get(batch_mark(query_id), -1) >= batch_id:
+    newest = marks.get(batch_mark(query_id), -1)
+    if newest >= batch_id:
+        for one in ranges:
+            _check_archived_before(one, batch_id, newest, marks)
         return None
+    if newest < batch_id - 1 and fail_on_data_loss:
+        raise DataLossError(
+            f"Cannot archive micro-batch {batch_id}: the table does not have micro-batch {batch_id - 1} of this checkpoint. The "
+            "checkpoint belongs to another table, or the table is an older copy. With a new checkpoint, the archive continues "
+            "at the end of the table. To accept the gap, set failOnDataLoss=false."
+        )
     ordered = sorted(ranges, key=lambda one: (one.stream, one.partition, one.start_offset))
     new_marks = {batch_mark(query_id): batch_id}
     for key, own in itertools.groupby(ordered, key=lambda one: one.key):
@@ -215,6 +227,22 @@ def commit_of(
     return TableCommit(
         tuple(TableFile(one.path, one.size_bytes, one.record_count, one) for one in ordered if one.path), new_marks
     )
+
+
+def _check_archived_before(one: ArchivedRange, batch_id: int, newest: int, marks: Mapping[str, int]) -> None:
+    """Raise FencedError unless the table has the range ``one`` of the repeated micro-batch ``batch_id``.
+
+    The range is missing if the checkpoint is an older copy. Its query then plans other ranges under the numbers of micro-batches
+    that the table has. ``newest``: number of the newest micro-batch of this query in the table.
+    """
+    end = marks.get(end_mark(*one.key), 0)
+    if one.end_offset > end:
+        raise FencedError(
+            f"Cannot archive {one.stream}/{one.partition} [{one.start_offset}, {one.end_offset}): the table has micro-batch "
+            f"{newest} of this checkpoint, but the checkpoint continues with micro-batch {batch_id}. The table has this partition "
+            f"up to offset {end} (exclusive). The checkpoint is an older copy. With a new checkpoint, the archive continues at "
+            "the end of the table."
+        )
 
 
 def check_uid(stream: str, uid: str, marks: Mapping[str, int]) -> None:

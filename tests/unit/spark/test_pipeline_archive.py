@@ -94,8 +94,26 @@ def test_spark_archive_repeated_micro_batch_commits_nothing() -> None:
     assert commit_of(ranges, "q", 7, KNOWN) == TableCommit(
         files, {"q": 7, "liftpy/orders/0": 900, "liftpy/orders/1": 10, "liftpy/orders/uid/u": 1}
     )
-    assert commit_of(ranges, "q", 6, KNOWN) is None
-    assert commit_of(ranges, "q", 5, KNOWN) is None
+    repeated = [part(300, 500), part(200, 300)]
+    assert commit_of(repeated, "q", 6, KNOWN) is None
+    assert commit_of(repeated, "q", 5, KNOWN) is None
+
+
+@pytest.mark.parametrize("accepts_loss", [False, True])
+def test_spark_archive_with_an_older_checkpoint_raises_fenced_error(accepts_loss: bool) -> None:
+    """The query would report later records as archived, under the number of a micro-batch that the table has."""
+    for ranges in ([part(400, 501)], [part(300, 400), part(400, 900)], [part(400, 500), part(0, 1, partition=1)]):
+        with pytest.raises(FencedError, match="checkpoint is an older copy"):
+            commit_of(ranges, "q", 5, KNOWN, fail_on_data_loss=not accepts_loss)
+
+
+@pytest.mark.parametrize("marks", [{}, {"q": 5}, {**KNOWN, "q": 5}])
+def test_spark_archive_into_a_table_without_the_micro_batch_before_raises_data_loss(marks: dict[str, int]) -> None:
+    """The table would lack the records of the earlier micro-batches, also if it has no records of these partitions."""
+    ranges = [part(70, 90, partition=1)]
+    with pytest.raises(DataLossError, match="does not have micro-batch 6 of this checkpoint"):
+        commit_of(ranges, "q", 7, marks)
+    assert commit_of(ranges, "q", 7, marks, fail_on_data_loss=False) is not None
 
 
 def test_spark_archive_range_without_records_advances_the_committed_offset_without_a_file() -> None:
