@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -280,6 +280,27 @@ def check_uids(known: Mapping[str, str], now: Mapping[str, str]) -> None:
             f"is now {now[stream]}. Use a new checkpoint and a new output. To read the new stream from its "
             "beginning, set onRecreated=earliest."
         )
+
+
+def check_spec_uids(specs: Iterable[OffsetSpec], now: Mapping[str, str]) -> None:
+    """Raise NotFoundError if a user named an offset of a stream that was deleted and created again [R9].
+
+    ``specs``: starts and ends of a query. ``now``: current uid of each stream.
+    """
+    known = {stream: uid for spec in specs for stream, uid in spec.uids}
+    for stream in sorted(find_recreated_streams(known, now)):
+        raise NotFoundError(
+            f"Stream {stream} was deleted and created again: the requested offsets belong to uid {known[stream]}, the uid is now "
+            f"{now[stream]}. Use offsets of the current stream, or earliest."
+        )
+
+
+def known_positions(specs: Iterable[OffsetSpec]) -> list[StreamOffsets]:
+    """Return the positions in ``specs`` for which the user gave LeaderEpochs of records that were read before.
+
+    Leaders check whether these records still exist [R6].
+    """
+    return [one.known for one in specs if one.known is not None]
 
 
 def find_recreated_streams(known: Mapping[str, str], now: Mapping[str, str]) -> set[str]:

@@ -48,8 +48,10 @@ from liftpy.spark.offsets import (
     Bounds,
     OffsetSpec,
     StreamOffsets,
+    check_spec_uids,
     check_uids,
     find_recreated_streams,
+    known_positions,
     raise_to_start,
     share_out,
     without,
@@ -213,8 +215,8 @@ class LiftReader(DataSourceReader):
         ending = (options.ending or OffsetSpec("latest")).as_of(now_ns)
         with with_error_code():
             catalog = Catalog(link_to(options.access), options)
-            views = catalog.views(starting=starting, ending=ending, known=_select_user_epochs((starting, ending)))
-            _check_spec_uids((starting, ending), views)
+            views = catalog.views(starting=starting, ending=ending, known=known_positions((starting, ending)))
+            check_spec_uids((starting, ending), _uids(views))
             starts, ends = resolve_starts(starting, views), resolve_ends(ending, views)
             if starting.moving or ending.moving:
                 ends = raise_to_start(ends, starts)  # nothing was stamped between the two times
@@ -266,8 +268,8 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _resolved_start(self) -> StreamOffsets:
         """Return the position at which a query starts now, from the option startingOffsets."""
         starting = (self.options.starting or OffsetSpec("latest")).as_of(time.time_ns())
-        views = self._open_catalog().views(starting=starting, known=_select_user_epochs((starting,)))
-        _check_spec_uids((starting,), views)
+        views = self._open_catalog().views(starting=starting, known=known_positions((starting,)))
+        check_spec_uids((starting,), _uids(views))
         starts = resolve_starts(starting, views)
         ends = _ends(views).next_offsets  # a start that is gone fails here, not with the first rows
         plan_ranges(views, starts, ends, fail_on_data_loss=self.options.fail_on_data_loss)
@@ -531,16 +533,3 @@ def _uids(views: Views) -> dict[str, str]:
 def _ends(views: Views) -> StreamOffsets:
     ends = {key: view.end_offset for key, view in views.items()}
     return StreamOffsets(ends, _uids(views), {key: view.end_epoch for key, view in views.items()})
-
-
-def _select_user_epochs(specs: tuple[OffsetSpec, ...]) -> list[StreamOffsets]:
-    """Return the positions in ``specs`` for which the user gave LeaderEpochs of records that were read before.
-
-    Leaders check whether these records still exist [R6].
-    """
-    return [one.known for one in specs if one.known is not None]
-
-
-def _check_spec_uids(specs: tuple[OffsetSpec, ...], views: Views) -> None:
-    known: Mapping[str, str] = {stream: uid for spec in specs for stream, uid in spec.uids}
-    check_uids(known, _uids(views))

@@ -30,10 +30,10 @@ from liftpy.core.base.ids import check_published
 from liftpy.errors import ConfigError, LiftError, NotFoundError, PublishRejectedError, StorageError
 from liftpy.spark.catalog import Catalog
 from liftpy.spark.failures import SourceError, with_error_code
-from liftpy.spark.offsets import OffsetSpec
+from liftpy.spark.offsets import OffsetSpec, check_spec_uids, known_positions
 from liftpy.spark.options import SourceOptions
 from liftpy.spark.pipelines.parallel import spread, watch_in_thread
-from liftpy.spark.pipelines.tables import FileName, check_archived, parse_file, state_of, table_at
+from liftpy.spark.pipelines.tables import FileName, check_archived, parse_file, state_of, table_at, uid_mark
 from liftpy.spark.planning import (
     PartitionView,
     PlannedRange,
@@ -221,9 +221,9 @@ def shares_to_replay(plan: ReplayPlan) -> list[ReplayShare]:
         plan: Source, target and options.
 
     Raises:
-        NotFoundError: No such stream.
+        NotFoundError: No such stream, or an offset belongs to a deleted stream of this name.
         OffsetOutOfRangeError: The range is not available.
-        DataLossError: Retention deleted a part of the range.
+        DataLossError: Retention or an unclean election has deleted a part of the range.
         ConfigError: The target has too few partitions, or a range is too large.
     """
     options, now_ns = plan.options(), time.time_ns()
@@ -233,13 +233,25 @@ def shares_to_replay(plan: ReplayPlan) -> list[ReplayShare]:
     target = Catalog(link, replace(options, wanted=SourceOptions.parse({**plan.source, "stream": plan.target}).wanted)).views()
     files: dict[tuple[str, int], list[ArchiveFile]] = {}
     if plan.table:
-        state = state_of(table_at(plan.table))
+        named = [(stream, uid) for spec in (starting, ending) for stream, uid in spec.uids]
+        state = state_of(table_at(plan.table), {uid_mark(*one) for one in named})
+        for stream, uid in named:
+            if uid_mark(stream, uid) not in state.marks:
+                raise NotFoundError(
+                    f"Table {plan.table} has no records of stream {stream} with uid {uid}, to which the requested offsets belong. "
+                    "The stream was deleted and created again. Use offsets of the archived stream (--from, --until)."
+                )
         if "value" not in state.schema.names:
             raise ConfigError(
                 f"Table {plan.table} has no column value, so its records cannot be replayed. Replay the stream itself."
             )
         files = files_of(state.files, plan.stream)
-    views: Views = views_of(files) if plan.table else Catalog(link, options).views(starting=starting, ending=ending)
+    if plan.table:
+        views: Views = views_of(files)
+    else:
+        known = known_positions((starting, ending))
+        views = Catalog(link, options).views(starting=starting, ending=ending, known=known)
+        check_spec_uids((starting, ending), {view.stream: view.uid for view in views.values()})
     starts, ends = resolve_starts(starting, views), resolve_ends(ending, views)
     ranges, _ = plan_ranges(views, starts, ends, fail_on_data_loss=options.fail_on_data_loss)
     ranges = with_moving_ends(ranges, ending, views)

@@ -26,7 +26,7 @@ from liftpy.core.wire.partitioner import hashes_of_column
 from liftpy.errors import ConfigError
 from liftpy.spark.catalog import Catalog
 from liftpy.spark.failures import with_error_code
-from liftpy.spark.offsets import OffsetSpec, raise_to_start
+from liftpy.spark.offsets import OffsetSpec, check_spec_uids, known_positions, raise_to_start
 from liftpy.spark.options import Access, Selection, SourceOptions
 from liftpy.spark.pipelines.parallel import DEFAULT_TASKS, spread
 from liftpy.spark.planning import MAX_PIECES, PlannedRange, plan_ranges, resolve_ends, resolve_starts, split_ranges
@@ -206,7 +206,7 @@ def stats(
         The report. Records that retention deletes during the run are listed in ``losses``.
 
     Raises:
-        NotFoundError: No such stream.
+        NotFoundError: No such stream, or an offset belongs to a deleted stream of this name.
         UnavailableError: The cluster did not answer in time.
         ConfigError: An argument is not allowed.
 
@@ -223,7 +223,9 @@ def stats(
     width_ns = round(every_s * _NS_PER_S)
     with with_error_code():
         options = SourceOptions(access=access, wanted=wanted, patience_s=patience_s)
-        views = Catalog(link_to(access), options).views(starting=starting, ending=ending)
+        known = known_positions((starting, ending))
+        views = Catalog(link_to(access), options).views(starting=starting, ending=ending, known=known)
+        check_spec_uids((starting, ending), {view.stream: view.uid for view in views.values()})
         starts, ends = resolve_starts(starting, views), resolve_ends(ending, views)
         ends = raise_to_start(ends, starts)
         most = max((ends[key] - start for key, start in starts.items()), default=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +109,7 @@ def test_spark_replay_of_an_archive_without_values_raises_config_error(
 ) -> None:
     node.add_stream("copies")
     state = TableState(1, arrow_schema(["key", "stream", "partition", "offset"]), (), 0, {})
-    monkeypatch.setattr("liftpy.spark.pipelines.replay.state_of", lambda table: state)
+    monkeypatch.setattr("liftpy.spark.pipelines.replay.state_of", lambda table, marks: state)
     source = {"nats": access.servers, "namespace": access.namespace}
     with pytest.raises(ConfigError, match="has no column value"):
         shares_to_replay(ReplayPlan(stream="a", target="copies", name="n", table="/t", source=source))
@@ -167,3 +167,57 @@ def test_spark_compact_and_replay_dry_runs_print_the_planned_work(
     code, out, _ = liftpy_spark("compact", "orders", "--output", str(tmp_path / "o"), "--dry-run", "--json")
     assert (code, json.loads(out)) == (0, {"starts": {"orders/0": 0, "orders/1": 0}, "waiting": 7, "keys": 0})
     assert liftpy_spark("replay", "orders", "copies", "--name", "n", "--table", str(tmp_path), "--dry-run")[0] == 1
+
+
+def test_spark_replay_from_an_offset_of_a_deleted_stream_raises_not_found(
+    liftpy_spark: Callable[..., tuple[int, str, str]], node: FakeNode, tmp_path: Path
+) -> None:
+    """The offset is valid in the new stream, too, but it is the offset of another record."""
+    node.add_stream("orders", uid="now").partitions[0].append(build_batch([b"x"] * 7, base_offset=0, leader_epoch=1))
+    node.add_stream("copies")
+    replay = ["replay", "orders", "copies", "--name", "n", "--dry-run"]
+    stats = ["stats", "orders"]
+    for command in ([*replay, "--from"], [*replay, "--until"], [*stats, "--from"], [*stats, "--until"]):
+        code, _, err = liftpy_spark(*command, '{"orders": {"uid": "before", "0": 3}}')
+        assert (code, "deleted and created again" in err) == (1, True), (command, err)
+        assert liftpy_spark(*command, '{"orders": {"uid": "now", "0": 3}}')[0] == 0
+
+
+def test_spark_replay_from_an_offset_whose_record_was_lost_raises_data_loss(
+    liftpy_spark: Callable[..., tuple[int, str, str]], node: FakeNode
+) -> None:
+    """An unclean election has replaced the record before the offset."""
+    log = node.add_stream("orders").partitions[0]
+    log.leader_epoch = 5
+    log.append(build_batch([b"x"] * 7, base_offset=0, leader_epoch=5))
+    node.add_stream("copies")
+    read_before = json.dumps({"orders": {"uid": "uid-orders", "0": 3, "epochs": {"0": 2}}})
+    replay = ["replay", "orders", "copies", "--name", "n", "--dry-run"]
+    code, _, err = liftpy_spark(*replay, "--from", read_before)
+    assert (code, "unclean election" in err) == (1, True), err
+    code, out, err = liftpy_spark("stats", "orders", "--from", read_before)
+    assert (code, "unclean election" in out) == (0, True), (out, err)
+
+
+def test_spark_replay_of_an_archive_from_an_offset_of_another_stream_raises_not_found(
+    access: Access, node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("deltalake")
+    node.add_stream("copies")
+    marks = {"liftpy/orders/0": 50, "liftpy/orders/uid/archived": 1}
+
+    def state_of(table: object, wanted: Iterable[str] = ()) -> TableState:
+        return TableState(1, arrow_schema(COLUMNS), (path(0, 50),), 50, {mark: marks[mark] for mark in wanted if mark in marks})
+
+    def plan(uid: str) -> ReplayPlan:
+        source = {
+            "nats": access.servers,
+            "namespace": access.namespace,
+            "startingOffsets": f'{{"orders": {{"uid": "{uid}", "0": 3}}}}',
+        }
+        return ReplayPlan(stream="orders", target="copies", name="n", table="/t", source=source)
+
+    monkeypatch.setattr("liftpy.spark.pipelines.replay.state_of", state_of)
+    assert [share.planned.record_count for share in shares_to_replay(plan("archived"))] == [47]
+    with pytest.raises(NotFoundError, match="deleted"):
+        shares_to_replay(plan("other"))
