@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,8 @@ from liftpy.spark.pipelines.tables import (
     check_uid,
     end_mark,
     epoch_mark,
+    parse_file,
+    start_mark,
     state_of,
     table_at,
     uid_mark,
@@ -151,20 +153,43 @@ class Compacted:
     version: int
 
 
+def archive_starts(archive: TableState | None, keys: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+    """Return the first offset in the archive of each partition in ``keys``. Partitions whose first offset is unknown are missing.
+
+    The first offset comes from the marks. An archive without these marks has it in the names of its files, unless another program
+    has joined them.
+    """
+    if archive is None:
+        return {}
+    names = [parse_file(file.rpartition("/")[2]) for file in archive.files]
+    starts: dict[tuple[str, int], int] = {}
+    if None not in names:
+        for name in filter(None, names):
+            key = name.stream, name.partition
+            starts[key] = min(name.start_offset, starts.get(key, name.start_offset))
+    marked = {key: archive.marks[start_mark(*key)] for key in keys if start_mark(*key) in archive.marks}
+    return starts | marked
+
+
 def steps_of(
-    views: Views, before: Mapping[str, int], archived: Mapping[str, int]
+    views: Views, before: Mapping[str, int], archived: Mapping[str, int], firsts: Mapping[tuple[str, int], int]
 ) -> tuple[dict[tuple[str, int], int], dict[tuple[str, int], int], dict[tuple[str, int], int]]:
     """Return (starts, cuts, ends) of a run, as in CompactStep.
 
-    ``views``: state of the partitions. ``before``: marks of the output table. ``archived``: marks of the archive.
+    The archive of a partition may begin after the run does, because it was started later. The stream then has all records that the
+    archive has, or the records before the archive are lost. So the run reads this partition from the stream, which reports the loss.
+
+    ``views``: state of the partitions. ``before``: marks of the output table. ``archived``: marks of the archive. ``firsts``: first
+    offset in the archive, where it is known.
     """
     ends = {key: view.end_offset for key, view in views.items()}
     starts, cuts = {}, {}
     for key, view in views.items():
-        in_archive = archived.get(end_mark(*key), -1)
-        oldest = 0 if in_archive >= 0 else min(view.log_start_offset, view.end_offset)
+        in_archive, first = archived.get(end_mark(*key), -1), firsts.get(key, 0)
+        oldest = min(view.log_start_offset, view.end_offset)
+        oldest = min(oldest, first) if in_archive >= 0 else oldest
         starts[key] = min(before.get(end_mark(*key), oldest), ends[key])
-        cuts[key] = min(max(starts[key], in_archive), ends[key])
+        cuts[key] = min(max(starts[key], in_archive), ends[key]) if first <= starts[key] else starts[key]
     return starts, cuts, ends
 
 
@@ -197,7 +222,7 @@ def next_step(plan: CompactPlan, output: Table) -> CompactStep:
     """
     views = _views(plan)
     uid = next(iter(views.values())).uid
-    marks = {mark(*key) for key in views for mark in (end_mark, epoch_mark)} | {uid_mark(plan.stream, uid)}
+    marks = {mark(*key) for key in views for mark in (end_mark, epoch_mark, start_mark)} | {uid_mark(plan.stream, uid)}
     there = output.state(marks)
     before = None if plan.anew else there
     archive = state_of(table_at(plan.table), marks) if plan.table else None
@@ -212,10 +237,9 @@ def next_step(plan: CompactPlan, output: Table) -> CompactStep:
                 )
     if before is not None:
         _check_read_records(plan, before.marks, uid, views)
-    starts, cuts, ends = steps_of(views, before.marks if before else {}, archive.marks if archive else {})
-    known = {
-        key for key in views if (before and end_mark(*key) in before.marks) or (archive and end_mark(*key) in archive.marks)
-    }
+    firsts = archive_starts(archive, views)
+    starts, cuts, ends = steps_of(views, before.marks if before else {}, archive.marks if archive else {}, firsts)
+    known = {key for key in views if (before and end_mark(*key) in before.marks) or cuts[key] > starts[key]}
     read = {key: cuts[key] for key in known}
     check_deletes(views, read)
     has_gaps = any(view.compacted for view in views.values())

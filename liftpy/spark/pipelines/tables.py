@@ -1,9 +1,9 @@
 """Tables of archives in the formats Delta and Iceberg: their state, their commits, and the names of their files and marks.
 
 A table is a directory that the driver and all executors see under one path. A commit adds files and sets marks in one
-transaction. A mark is a name with an integer. There are marks for the last micro-batch of each query, the end of each
-partition, and the uid of each stream. The table rejects a transaction if another process has committed since the newest
-``state``. That fences concurrent archives. Both formats need no jars and no server.
+transaction. A mark is a name with an integer. There are marks for the last micro-batch of each query, the first offset and
+the end of each partition, and the uid of each stream. The table rejects a transaction if another process has committed since
+the newest ``state``. That fences concurrent archives. Both formats need no jars and no server.
 """
 
 from __future__ import annotations
@@ -221,6 +221,8 @@ def commit_of(
             if end is not None:
                 check_uid(one.stream, one.uid, marks)
                 _check_follows(one, end, fail_on_data_loss=fail_on_data_loss)
+            else:
+                new_marks[start_mark(*key)] = one.start_offset
             end = one.end_offset
             new_marks |= {end_mark(*key): end, uid_mark(one.stream, one.uid): 1}
             marks = {**marks, **new_marks}
@@ -371,6 +373,11 @@ def batch_mark(query_id: str) -> str:
 def end_mark(stream: str, partition: int) -> str:
     """Return the name of the mark that stores the end offset (exclusive) of a partition in the table."""
     return f"liftpy/{stream}/{partition}"
+
+
+def start_mark(stream: str, partition: int) -> str:
+    """Return the name of the mark that stores the first offset of a partition in the table. Tables of old archives lack it."""
+    return f"liftpy/{stream}/{partition}/start"
 
 
 def epoch_mark(stream: str, partition: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from liftpy.core.wire.batch import build_batch
 from liftpy.errors import ConfigError, InvalidNameError, NotFoundError
 from liftpy.spark.options import Access
-from liftpy.spark.pipelines.compact import COLUMNS, CompactPlan, steps_of, write_part
+from liftpy.spark.pipelines.compact import COLUMNS, CompactPlan, next_step, steps_of, write_part
 from liftpy.spark.pipelines.replay import (
     ReplayPlan,
     files_of,
@@ -25,7 +26,7 @@ from liftpy.spark.pipelines.replay import (
     views_of,
     with_partition_column,
 )
-from liftpy.spark.pipelines.tables import FileName, TableState
+from liftpy.spark.pipelines.tables import ArchivedRange, FileName, TableCommit, TableState, commit_of, table_at
 from liftpy.spark.planning import PartitionView, plan_ranges
 from liftpy.spark.schema import arrow_schema
 from liftpy.spark.sink_rows import places_of
@@ -125,10 +126,42 @@ def test_spark_compact_reads_archived_offsets_from_the_archive_and_later_offsets
     views = {("s", p): view(p, 10, 100) for p in range(4)}
     before = {"liftpy/s/0": 60, "liftpy/s/1": 90}
     archived = {"liftpy/s/0": 80, "liftpy/s/1": 80, "liftpy/s/2": 80}
-    starts, cuts, ends = steps_of(views, before, archived)
+    starts, cuts, ends = steps_of(views, before, archived, {})
     assert list(starts.values()) == [60, 90, 0, 10]  # what was compacted; all that the archive has; all that the stream has
     assert list(cuts.values()) == [80, 90, 80, 10]
     assert list(ends.values()) == [100] * 4
+
+
+@pytest.mark.parametrize("is_marked", [True, False], ids=["marked", "unmarked"])
+@pytest.mark.parametrize(
+    ("compacted", "log_start", "cut"),
+    [(0, 0, 0), (0, 20, 20), (0, 60, 80), (40, 0, 40), (50, 0, 80), (90, 0, 90)],
+    ids=["first-run", "first-run-after-retention", "retention-passed", "gap", "no-gap", "archive-behind"],
+)
+def test_spark_compact_reads_records_that_an_archive_does_not_have_from_the_stream(
+    access: Access, node: FakeNode, tmp_path: Path, compacted: int, log_start: int, cut: int, is_marked: bool
+) -> None:
+    """The archive has offsets 50 to 79 of 100, because it was started with --from."""
+    pytest.importorskip("deltalake")
+    log = node.add_stream("orders", uid="u").partitions[0]
+    log.append(build_batch([b"x"] * 100, base_offset=0, leader_epoch=1))
+    log.log_start_offset = log_start
+    archived = ArchivedRange(
+        stream="orders", uid="u", partition=0, start_offset=50, end_offset=80, path=path(50, 80)[len("/t/") :], record_count=30
+    )
+    commit = commit_of([archived], "q", 0, {})
+    assert commit is not None
+    if not is_marked:  # an earlier version has written it
+        commit = replace(commit, marks={mark: value for mark, value in commit.marks.items() if not mark.endswith("/start")})
+    table_at(tmp_path / "archive").commit(commit, arrow_schema(COLUMNS))
+    output = table_at(tmp_path / "latest")
+    if compacted:
+        output.commit(TableCommit((), {"liftpy/orders/0": compacted, "liftpy/orders/uid/u": 1}), arrow_schema(COLUMNS))
+    source = {"nats": access.servers, "namespace": access.namespace}
+    plan = CompactPlan(stream="orders", output=str(output.root), table=str(tmp_path / "archive"), source=source)
+    step = next_step(plan, output)
+    assert step.cuts == {("orders", 0): cut}
+    assert step.starts == {("orders", 0): compacted or min(log_start, 50)}
 
 
 def test_spark_compact_plan_rejects_contradictory_options() -> None:
