@@ -110,8 +110,18 @@ def _task_progress(what: str, session: SparkSession) -> Iterator[None]:
 
 @contextmanager
 def ends_by_signal() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end this block with SystemExit, so that the code around it stops the queries and Spark."""
-    with signal_handlers(stop_signals(), lambda number, _: sys.exit(SIGNALED + number)):
+    """Let the first SIGTERM or SIGHUP end this block with SystemExit, so that its code stops the queries and Spark.
+
+    Later signals have no effect, because a closed terminal sends SIGHUP twice. The second one would end the cleanup.
+    """
+    signals: list[int] = []
+
+    def end(number: int, _: object) -> None:
+        signals.append(number)
+        if len(signals) == 1:
+            sys.exit(SIGNALED + number)
+
+    with signal_handlers(stop_signals(), end):
         yield
 
 
@@ -270,7 +280,7 @@ def archive(
     Every reader of Delta (or Iceberg) can read the table. liftpy.spark.pipelines.archive.whole returns the
     table and the live stream as one DataFrame.
     """
-    with source_options(target, place) as options:
+    with ends_by_signal(), source_options(target, place) as options:
         plan = ArchivePlan(
             streams=streams, table=table, kind=kind or "", checkpoint=checkpoint, columns=columns, compression=compression,
             every_s=every_s, batch_records=batch_records, orphan_age_s=orphan_age_s,
@@ -279,7 +289,7 @@ def archive(
         if dry_run:
             _show_archive_plan(plan, as_json=as_json)
             return
-        with ends_by_signal(), place.open_session("liftpy spark archive", is_shown=not as_json) as session:
+        with place.open_session("liftpy spark archive", is_shown=not as_json) as session:
             began_s = time.monotonic()
             records = archive_streams(session, plan, once=once, tell=lambda done: _show_archived_batch(done, as_json=as_json))
             _show_archived(records, time.monotonic() - began_s, as_json=as_json)
@@ -357,7 +367,7 @@ def replay(
     The command writes keys, values and headers. Offsets, times and subjects are new. After a failure, run the command again with the
     same --name: it resumes.
     """
-    with source_options(target, place) as options:
+    with ends_by_signal(), source_options(target, place) as options:
         plan = ReplayPlan(
             stream=stream, target=target_stream, name=name, table=table, keep_partitions=partitions == "keep", rate=rate,
             source=_range_options(options, start, end, accept_loss=accept_loss),
@@ -365,7 +375,7 @@ def replay(
         if dry_run:
             _show_replay_plan(plan, as_json=as_json)
             return
-        with ends_by_signal(), place.open_session("liftpy spark replay", is_shown=not as_json) as session:
+        with place.open_session("liftpy spark replay", is_shown=not as_json) as session:
             began_s = time.monotonic()
             done = replay_records(
                 session, plan, lambda grown: click.echo(f"{target_stream} has grown by {grown:,} records", err=True)
@@ -437,7 +447,7 @@ def compact(
 
     Each run reads the new records and replaces the content of the table atomically.
     """
-    with source_options(target, place) as options:
+    with ends_by_signal(), source_options(target, place) as options:
         plan = CompactPlan(stream=stream, output=output, kind=kind or "", table=table, anew=rebuild, source=options)
         if dry_run:
             step = next_step(plan, table_at(output, plan.kind))
@@ -448,7 +458,7 @@ def compact(
             else:
                 click.echo(f"{step.waiting:,} records are new, from {starts}; the table has {known:,} keys")
             return
-        with ends_by_signal(), place.open_session("liftpy spark compact", is_shown=not as_json) as session:
+        with place.open_session("liftpy spark compact", is_shown=not as_json) as session:
             began_s = time.monotonic()
             done = compact_stream(session, plan, lambda step: click.echo(f"{step.waiting:,} records are new", err=True))
             fields = {"read": done.read, "keys": done.keys, "bytes": done.size_bytes, "version": done.version}

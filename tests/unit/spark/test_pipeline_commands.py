@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import stat
 import threading
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from liftpy.core.wire.batch import build_batch
 from liftpy.errors import ConfigError
 from liftpy.nats.credentials import Credentials
 from sidecar.cli import output
-from sidecar.cli.spark import SparkTarget, source_options
+from sidecar.cli.spark import SparkTarget, ends_by_signal, source_options
 from sidecar.runtime.settings import Target
 from tests.fake_node import FakeNode
 
@@ -85,6 +86,30 @@ def test_spark_command_deletes_its_secret_files_at_the_end() -> None:
     by_file = Target(("nats://a:1",), "ns", Credentials(creds_file="/etc/reader.creds"))
     with source_options(by_file, SparkTarget("spark://h:7077", {})) as options:
         assert options == {"nats": "nats://a:1", "namespace": "ns", "nats.creds": "/etc/reader.creds"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_spark_command_with_two_signals_stops_spark_and_deletes_its_secret_files(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """A terminal that is closed sends SIGHUP twice, and the second one arrives during the cleanup."""
+    spark = RunningSpark()
+    monkeypatch.setattr("sidecar.cli.spark.local_session", lambda *_, **__: spark)
+    target, cleaned = Target(("nats://a:1",), "ns", Credentials(user="reader", password="secret")), []
+
+    def run() -> None:
+        with ends_by_signal(), source_options(target, HERE) as options, HERE.open_session("archive", is_shown=False):
+            files.append(Path(options["nats.passwordFile"]))
+            try:
+                signal.raise_signal(number)
+            finally:
+                signal.raise_signal(number)
+                cleaned.append("query")
+
+    files: list[Path] = []
+    with pytest.raises(SystemExit) as ended:
+        run()
+    assert (ended.value.code, cleaned, spark.is_stopped, files[0].exists()) == (128 + number, ["query"], True, False)
 
 
 class RunningSpark:
