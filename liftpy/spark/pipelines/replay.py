@@ -124,12 +124,29 @@ def shares_of_files(planned: Iterable[PlannedRange], files: Mapping[tuple[str, i
     ]
 
 
-def pause_s(sent: int, rate: float, since_s: float) -> float:
-    """Return how long to wait, in seconds, so that ``sent`` records stay below ``rate`` per second. 0: do not wait.
+class RateLimit:
+    """Says how long a task waits between the parts that it sends, so that it stays below a rate.
 
-    ``since_s`` is the time since the first record was sent.
+    Time in which the task sent nothing new is not made up for. This is the time of a target without leader, or of records
+    that the target had before.
+
+    Args:
+        rate: Maximum number of records per second. 0: no limit.
     """
-    return max(0.0, sent / rate - since_s) if rate else 0.0
+
+    def __init__(self, rate: float) -> None:
+        self._rate = rate
+        self._next_s = -math.inf
+
+    def pause_s(self, records: int, began_s: float, now_s: float) -> float:
+        """Return the time to wait after a part, in seconds. 0: do not wait.
+
+        ``records``: number of new records in the part. ``began_s``, ``now_s``: monotonic times of its start and its end, in seconds.
+        """
+        if not self._rate:
+            return 0.0
+        self._next_s = max(self._next_s, began_s) + records / self._rate
+        return max(0.0, self._next_s - now_s)
 
 
 COLUMNS = ("key", "value", "headers", "offset")
@@ -337,7 +354,7 @@ def _send(
     link: ProcessConnection, producer: Producer, plan: ReplayPlan, share: ReplayShare, options: SourceOptions, rate: float
 ) -> int:
     """Send all records of the share, and return their number. ``rate``: maximum number of new records per second, 0: no limit."""
-    sent, began_s, partitions = 0, time.monotonic(), producer.round_partitions
+    sent, partitions, limit = 0, producer.round_partitions, RateLimit(rate)
     batches = _from_files(share) if share.files else read_planned(share.planned, options)
     for batch in batches:
         step = max(1, int(rate)) if rate else batch.num_rows
@@ -345,9 +362,11 @@ def _send(
             rows = with_partition_column(
                 batch.slice(first, step), share.planned.partition if plan.keep_partitions else -1, partitions
             )
+            began_s, known = time.monotonic(), producer.left_out
             link.call(_send_rows(producer, rows), 4 * _PATIENCE_S + rows.nbytes / _SLOWEST_BYTES_S)
             sent += rows.num_rows
-            time.sleep(pause_s(sent - producer.left_out, rate, time.monotonic() - began_s))
+            new = rows.num_rows - (producer.left_out - known)
+            time.sleep(limit.pause_s(new, began_s, time.monotonic()))
     return sent
 
 

@@ -18,9 +18,9 @@ from liftpy.errors import ConfigError, InvalidNameError, NotFoundError
 from liftpy.spark.options import Access
 from liftpy.spark.pipelines.compact import COLUMNS, CompactPlan, next_step, steps_of, write_part
 from liftpy.spark.pipelines.replay import (
+    RateLimit,
     ReplayPlan,
     files_of,
-    pause_s,
     shares_of_files,
     shares_to_replay,
     views_of,
@@ -75,9 +75,19 @@ def test_spark_replay_target_partition_of_a_record_does_not_depend_on_batch_boun
 
 
 def test_spark_replay_sleeps_to_keep_the_requested_rate() -> None:
-    assert pause_s(1000, 0.0, 0.1) == 0
-    assert pause_s(1000, 100.0, 4.0) == 6.0
-    assert pause_s(1000, 100.0, 11.0) == 0
+    assert RateLimit(0.0).pause_s(1000, 0.0, 0.1) == 0
+    limit = RateLimit(100.0)
+    assert limit.pause_s(1000, 0.0, 4.0) == 6.0
+    assert limit.pause_s(0, 10.0, 11.0) == 0
+    assert limit.pause_s(100, 11.0, 11.5) == 0.5
+
+
+@pytest.mark.parametrize("new_records", [0, 100])
+def test_spark_replay_after_a_long_part_keeps_the_requested_rate(new_records: int) -> None:
+    """The target had no leader for some time, or it had the records of an earlier run."""
+    limit = RateLimit(100.0)
+    assert limit.pause_s(new_records, 0.0, 60.0) == 0
+    assert [limit.pause_s(100, now_s, now_s) for now_s in (60.0, 61.0, 62.0)] == [1.0] * 3
 
 
 @pytest.mark.parametrize(
