@@ -39,9 +39,9 @@ def _is_headers(kind: pa.DataType) -> bool:
     if not pa.types.is_list(kind) and not pa.types.is_large_list(kind):
         return False
     pair = kind.value_type
-    return pa.types.is_struct(pair) and [
-        (field.name, field.type in kinds) for field, kinds in zip(pair, (_TEXT, _BYTES), strict=False)
-    ] == [("key", True), ("value", True)]
+    if not pa.types.is_struct(pair) or [field.name for field in pair] != ["key", "value"]:
+        return False
+    return pair.field("key").type in _TEXT and pair.field("value").type in _BYTES
 
 
 def check_schema(schema: pa.Schema, *, stream: str) -> None:

@@ -67,6 +67,9 @@ def test_spark_sink_with_invalid_options_raises_config_error(given: dict[str, st
         SinkOptions.parse(given)
 
 
+THREE_FIELDS = pa.struct([("key", pa.string()), ("value", pa.binary()), ("time", pa.int64())])
+
+
 # ---- columns ----------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("fields", "stream", "text"),
@@ -78,6 +81,11 @@ def test_spark_sink_with_invalid_options_raises_config_error(given: dict[str, st
         ([("value", pa.binary()), ("headers", pa.string())], "s", "Column headers must be array<.*, but it is string"),
         (
             [("value", pa.binary()), ("headers", pa.list_(pa.struct([("key", pa.string())])))],
+            "s",
+            "Column headers must be array<.*, but it is list<",
+        ),
+        (
+            [("value", pa.binary()), ("headers", pa.list_(THREE_FIELDS))],
             "s",
             "Column headers must be array<.*, but it is list<",
         ),
