@@ -28,6 +28,7 @@ from liftpy.spark.pipelines.tables import (
     ArchivedRange,
     Table,
     TableState,
+    absolute_folder,
     check_archived,
     check_table_columns,
     commit_of,
@@ -291,6 +292,8 @@ class ArchivePlan:
             check_archived(stream)
         if self.compression not in COMPRESSIONS:
             raise ConfigError(f"Invalid compression {self.compression!r}. Use {', '.join(COMPRESSIONS)}.")
+        if self.checkpoint:
+            absolute_folder(self.checkpoint, "checkpoint directory")
         lacking = [] if not self.columns else [name for name in NEEDED if name not in _names(self.columns)]
         if lacking:
             raise ConfigError(f"The option columns lacks {', '.join(lacking)}. An archive needs these columns: add them.")
@@ -301,7 +304,7 @@ class ArchivePlan:
     @property
     def checkpoint_folder(self) -> Path:
         """Directory of the query's checkpoint."""
-        return Path(self.checkpoint or Path(self.table) / "_checkpoint").expanduser().absolute()
+        return absolute_folder(self.checkpoint or Path(self.table) / "_checkpoint", "checkpoint directory")
 
     @property
     def resumed(self) -> bool:

@@ -58,6 +58,7 @@ KEPT_S = 7 * 24 * 3600.0
 """Time for which replaced content of an Iceberg table can still be read, in seconds, as in Delta tables."""
 _FILE = re.compile(r"([A-Za-z0-9_-]{1,64})-(\d{1,10})-(\d{20})-(\d{20})-([0-9a-f]{12})\.parquet")
 _TEMPORARY = re.compile(r"\.(.+\.parquet)\.[0-9a-f]{32}\.tmp")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _TAG_DIGITS = 12
 _MARK = "liftpy.mark."
 _NO_RETRY = {"commit.retry.num-retries": "0"}
@@ -97,7 +98,7 @@ class Table(ABC):
         """Commit the files and marks of ``commit``, and return the new version of the table.
 
         ``replace``: True to remove all other files from the table. Raises FencedError if another writer has committed since the newest
-        ``state``, so that the marks may have changed.
+        ``state``, so that the marks may have changed. Raises StorageError if this machine does not see a file of the commit.
         """
 
     @abstractmethod
@@ -165,6 +166,23 @@ class TableCommit:
 
     files: tuple[TableFile, ...]
     marks: dict[str, int]
+
+
+def check_files(root: Path, files: Iterable[TableFile]) -> None:
+    """Raise StorageError if this machine does not see one of ``files`` in the table directory ``root``, or sees it with another size.
+
+    A task on another machine has written the file into its own directory. The table would lack the records.
+    """
+    for file in files:
+        try:
+            problem = "" if (root / file.path).stat().st_size == file.size_bytes else "has another size"
+        except OSError as error:
+            problem = f"cannot be read: {error.strerror}"
+        if problem:
+            raise StorageError(
+                f"File {root / file.path} was written by a task, but {problem} on the driver. The driver and all executors must "
+                "share the directory of the table under one path. Use a shared file system, or --master local[*]."
+            )
 
 
 def marks_of(ranges: Iterable[ArchivedRange], query_id: str) -> set[str]:
@@ -405,7 +423,7 @@ def table_at(root: str | Path, kind: str = "") -> Table:
     """
     if not str(root):
         raise ConfigError("The directory of the table is empty. Name a directory, such as /data/archive.")
-    folder = Path(root).expanduser().absolute()
+    folder = absolute_folder(root, "table directory")
     if wrong := sorted({"%", "?"} & set(str(folder))):  # the table formats take them for a part of a URL
         raise ConfigError(
             f"The table directory {folder} contains {wrong[0]}, which tables do not support. Use another directory."
@@ -424,6 +442,16 @@ def table_at(root: str | Path, kind: str = "") -> Table:
             f"'liftpy[{EXTRAS[chosen]}]'."
         )
     return KINDS[chosen](folder)
+
+
+def absolute_folder(path: str | Path, what: str) -> Path:
+    """Return the absolute path of a directory that the user named. ``what``: name of the directory, for the error text.
+
+    Raises ConfigError for a URL. It would be taken for a directory of this machine.
+    """
+    if _URL.match(str(path)):
+        raise ConfigError(f"The {what} {path} is a URL. Use the path of a directory, which the driver and all executors share.")
+    return Path(path).expanduser().absolute()
 
 
 def state_of(table: Table, marks: Iterable[str] = ()) -> TableState:
@@ -463,6 +491,7 @@ class DeltaDirectory(Table):
         from deltalake.exceptions import CommitFailedError
         from deltalake.transaction import CommitProperties, Transaction, create_table_with_add_actions
 
+        check_files(self.root, commit.files)
         adds = [_add_action(one) for one in commit.files]
         properties = CommitProperties(
             app_transactions=[Transaction(mark, value) for mark, value in sorted(commit.marks.items())]
@@ -582,6 +611,7 @@ class IcebergDirectory(Table):
         from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
         from pyiceberg.expressions import AlwaysTrue
 
+        check_files(self.root, commit.files)
         marks = {_MARK + mark: str(value) for mark, value in commit.marks.items()}
         with _iceberg_errors(self.root):
             try:

@@ -159,6 +159,8 @@ def test_spark_compact_reads_records_that_an_archive_does_not_have_from_the_stre
     archived = ArchivedRange(
         stream="orders", uid="u", partition=0, start_offset=50, end_offset=80, path=path(50, 80)[len("/t/") :], record_count=30
     )
+    (tmp_path / "archive" / archived.path).parent.mkdir(parents=True)
+    (tmp_path / "archive" / archived.path).touch()
     commit = commit_of([archived], "q", 0, {})
     assert commit is not None
     if not is_marked:  # an earlier version has written it

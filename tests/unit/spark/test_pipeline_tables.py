@@ -20,7 +20,7 @@ from liftpy.config import StreamConfig
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError, DataLossError, FencedError, NotFoundError, StorageError
 from liftpy.spark.pipelines import compact
-from liftpy.spark.pipelines.archive import OrphanFiles, find_orphans, remove_orphans
+from liftpy.spark.pipelines.archive import ArchivePlan, OrphanFiles, find_orphans, remove_orphans
 from liftpy.spark.pipelines.archive_writer import WriterSettings, write_file, write_range
 from liftpy.spark.pipelines.tables import (
     CATALOG,
@@ -213,6 +213,33 @@ def test_spark_archive_table_under_another_path_has_no_orphans(tmp_path: Path, k
     again = table_at(tmp_path / path)
     assert find_orphans(again, 0.0) == OrphanFiles()
     assert [pq.read_metadata(file).num_rows for file in state_of(again).files] == [10]
+
+
+@pytest.mark.parametrize("is_other_file", [False, True])
+def test_spark_table_commit_of_a_file_on_another_machine_raises_storage_error(
+    tmp_path: Path, kind: str, is_other_file: bool
+) -> None:
+    """The table would lack the records of a task whose directory the driver does not see."""
+    table = opened(tmp_path, kind)
+    commit = committed(tmp_path, 0, 10, 0)
+    file = tmp_path / commit.files[0].path
+    content = file.read_bytes()
+    file.write_bytes(content[:-1]) if is_other_file else file.unlink()
+    with pytest.raises(StorageError, match="must share the directory"):
+        table.commit(commit, SCHEMA)
+    assert opened(tmp_path, kind).state() is None
+    file.write_bytes(content)
+    table.commit(commit, SCHEMA)
+    assert state_of(table).record_count == 10
+
+
+@pytest.mark.parametrize("path", ["s3://bucket/orders", "hdfs://h:1/orders", Path("s3://bucket/orders"), "file:///data/orders"])
+def test_spark_archive_into_a_url_raises_config_error(path: str | Path) -> None:
+    """Otherwise it would become a directory of this machine, and of each executor."""
+    with pytest.raises(ConfigError, match="is a URL"):
+        table_at(path)
+    with pytest.raises(ConfigError, match=r"checkpoint directory .* is a URL"):
+        ArchivePlan(streams=("orders",), table="/data/orders", checkpoint=str(path))
 
 
 @pytest.mark.parametrize("name", ["50%", "orders?"])
