@@ -24,7 +24,6 @@ from liftpy.spark.offsets import LATEST, StreamOffsets
 from liftpy.spark.options import SourceOptions
 from liftpy.spark.pipelines.archive_writer import write_file
 from liftpy.spark.pipelines.tables import (
-    DATA,
     Table,
     TableCommit,
     TableFile,
@@ -34,6 +33,7 @@ from liftpy.spark.pipelines.tables import (
     check_uid,
     end_mark,
     epoch_mark,
+    latest_path,
     parse_file,
     start_mark,
     state_of,
@@ -343,7 +343,7 @@ def _latest_of_each_key(frame: DataFrame) -> DataFrame:
 def write_part(root: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Write the rows of a task to a new file below the directory ``root``, and yield one row that describes the file."""
     schema = arrow_schema(COLUMNS)
-    path = f"{DATA}/latest-{uuid.uuid4().hex}.parquet"
+    path = latest_path(uuid.uuid4().hex)
     cast: Iterator[Any] = (batch.cast(schema) for batch in batches if batch.num_rows)
     rows, size_bytes = write_file(Path(root) / path, cast, schema, "zstd")
     if rows:

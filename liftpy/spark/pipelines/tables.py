@@ -57,6 +57,7 @@ NAME = ("liftpy", "archive")
 KEPT_S = 7 * 24 * 3600.0
 """Time for which replaced content of an Iceberg table can still be read, in seconds, as in Delta tables."""
 _FILE = re.compile(r"([A-Za-z0-9_-]{1,64})-(\d{1,10})-(\d{20})-(\d{20})-([0-9a-f]{12})\.parquet")
+_LATEST = re.compile(r"latest-[0-9a-f]{32}\.parquet")
 _TEMPORARY = re.compile(r"\.(.+\.parquet)\.[0-9a-f]{32}\.tmp")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _TAG_DIGITS = 12
@@ -103,7 +104,7 @@ class Table(ABC):
 
     @abstractmethod
     def forget_old_files(self) -> None:
-        """Delete the files that no readable version of the table uses."""
+        """Delete the files of ``compact`` that no readable version of the table uses."""
 
     @abstractmethod
     def only_added_to(self) -> bool:
@@ -365,6 +366,18 @@ def parse_file(name: str) -> FileName | None:
     return FileName(match[1], int(match[2]), start, end, match[5]) if start < end else None
 
 
+def latest_path(attempt: str) -> str:
+    """Return the path of a file of ``compact`` below the directory of the table. ``attempt``: 32 hex digits, unique to the attempt."""
+    return f"{DATA}/latest-{attempt}.parquet"
+
+
+def is_latest(path: str) -> bool:
+    """Return whether ``path``, below the directory of a table, is that of a file of ``compact``, complete or not."""
+    folder, _, name = path.rpartition("/")
+    match = _TEMPORARY.fullmatch(name)
+    return folder == DATA and _LATEST.fullmatch(match[1] if match else name) is not None
+
+
 def temporary(name: str, attempt: str) -> str:
     """Return the name of the file ``name`` while it is written. ``attempt``: 32 hex digits that are unique to the attempt."""
     return f".{name}.{attempt}.tmp"
@@ -518,11 +531,19 @@ class DeltaDirectory(Table):
             return int(self._seen.version())
 
     def forget_old_files(self) -> None:
-        """Delete files that no version of the table within its retention time (default one week) uses."""
+        """Delete files that no version of the table within its retention time (default one week) uses.
+
+        Delta's own list also has files that never were in the table, for example those of a table in a subdirectory. So it is only
+        used for the files of failed attempts.
+        """
         from deltalake import DeltaTable
 
         with _delta_errors(self.root):
-            DeltaTable(str(self.root)).vacuum(dry_run=False, full=True)
+            table = DeltaTable(str(self.root))
+            table.vacuum(dry_run=False, full=False)
+            for path in table.vacuum(dry_run=True, full=True):
+                if is_latest(path):
+                    (self.root / path).unlink(missing_ok=True)
 
     def only_added_to(self) -> bool:
         from deltalake import DeltaTable
@@ -648,8 +669,9 @@ class IcebergDirectory(Table):
             table = self._catalog().load_table(NAME)
             table.maintenance.expire_snapshots().older_than(datetime.fromtimestamp(before_s, UTC)).commit()
             used_names = {Path(file).name for one in table.metadata.snapshots for file in _files(table, one.snapshot_id)}
-            for file in (self.root / DATA).rglob("*.parquet"):
-                if file.name not in used_names and file.stat().st_mtime < before_s:
+            for file in (self.root / DATA).glob("*"):
+                is_own = is_latest(f"{DATA}/{file.name}") and file.name not in used_names
+                if is_own and file.stat().st_mtime < before_s:
                     file.unlink()
 
     def only_added_to(self) -> bool:

@@ -30,9 +30,11 @@ from liftpy.spark.pipelines.tables import (
     TableFile,
     TableState,
     commit_of,
+    latest_path,
     marks_of,
     state_of,
     table_at,
+    temporary,
 )
 from liftpy.spark.schema import arrow_schema
 from liftpy.testing.memory import memory_cluster
@@ -144,7 +146,7 @@ def test_spark_iceberg_table_is_readable_by_pyiceberg(tmp_path: Path) -> None:
 
 def latest(root: Path, first: int) -> tuple[TableCommit, str]:
     """Write a file with ten records as compaction does. Return its commit and its path."""
-    path = f"{DATA}/latest-{first}.parquet"
+    path = latest_path(f"{first:032x}")
     rows, size_bytes = write_file(root / path, batches(range(first, first + 10)), SCHEMA, "zstd")
     return TableCommit((TableFile(path, size_bytes, rows),), {"end": first + 10}), str(root / path)
 
@@ -185,6 +187,30 @@ def test_spark_iceberg_table_cleanup_deletes_files_of_old_snapshots(tmp_path: Pa
     table.forget_old_files()
     assert [Path(file).is_file() for file in (old, new, stray)] == [False, True, False]
     assert state_of(table).files == (new,)
+
+
+def test_spark_table_cleanup_leaves_files_of_other_programs_and_tables(tmp_path: Path, kind: str) -> None:
+    """A user may choose a directory for the output of compact that has other files, or the archive itself."""
+    inside = [table_at(tmp_path / name, kind) for name in ("archive", "data/archive")]
+    for archive in inside:
+        archive.commit(committed(archive.root, 0, 10, 0), SCHEMA)
+    for name in ("notes.txt", "data/notes.parquet", "_more/x"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    others = {path for path in tmp_path.rglob("*") if path.is_file()}
+    table = opened(tmp_path, kind)
+    (one, old), (two, new) = latest(tmp_path, 0), latest(tmp_path, 10)
+    table.commit(one, SCHEMA, replace=True)
+    table.commit(two, SCHEMA, replace=True)
+    stray = latest(tmp_path, 20)[1]
+    unfinished = tmp_path / DATA / temporary(Path(stray).name, "a" * 32)
+    unfinished.touch()
+    for file in (*others, old, new, stray, unfinished):
+        os.utime(file, (1, 1))
+    table.forget_old_files()
+    assert [Path(file).is_file() for file in (old, new, stray, unfinished)] == [True, True, False, False]
+    assert [path for path in others if not path.is_file()] == []
+    assert [state_of(archive).record_count for archive in inside] == [10, 10]
 
 
 def test_spark_iceberg_table_accepts_all_archive_columns(tmp_path: Path) -> None:
