@@ -8,6 +8,7 @@ several times, and may fail at any time.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import uuid
@@ -30,7 +31,9 @@ _ROW_GROUP_ROWS = 1_000_000
 _FEW_VALUES = ["stream", "topic", "subject", "partition"]
 """Columns with few different values, which are written with a dictionary."""
 _RANGE_METADATA_KEY = b"liftpy.archived"
-_NO_SPACE = 28
+_NO_SPACE = errno.ENOSPC
+_NO_LINKS = (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS)
+"""Errors of a file system without hard links. SMB and FUSE file systems have other ones than local file systems."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +135,10 @@ def _publish(temporary_path: Path, final: Path) -> None:
     try:
         with contextlib.suppress(FileExistsError):
             os.link(temporary_path, final)
-    except PermissionError:  # a file system without links: a rename replaces, but what is there has the same records
-        if not final.exists():
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        if not final.exists():  # a rename would replace it, but it has the same records
             temporary_path.rename(final)
     _flush(final.parent)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -238,6 +239,19 @@ def test_spark_archive_with_two_attempts_of_one_range_keeps_the_file_that_finish
     second = write_range(PLANNED, slow(), SCHEMA, WriterSettings(str(tmp_path)))
     assert done == [second]
     assert len(list((tmp_path / second.path).parent.iterdir())) == 1
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_spark_archive_writes_to_a_file_system_without_hard_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def link(source: Path, target: Path) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("os.link", link)
+    written = write_range(PLANNED, batches(range(10, 20)), SCHEMA, WriterSettings(str(tmp_path)))
+    assert pq.read_table(tmp_path / written.path)["offset"].to_pylist() == list(range(10, 20))
+    assert list((tmp_path / written.path).parent.iterdir()) == [tmp_path / written.path]
 
 
 def test_spark_archive_task_that_fails_leaves_no_file(tmp_path: Path) -> None:
