@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from liftpy.client.arguments import check_count, check_number
-from liftpy.errors import ConfigError, NotFoundError, StorageError
+from liftpy.errors import ConfigError, LiftError, NotFoundError, StorageError
 from liftpy.spark.catalog import Catalog
 from liftpy.spark.failures import WorkerStartError, unwrap_spark_errors, with_error_code
 from liftpy.spark.offsets import EARLIEST
@@ -471,7 +471,7 @@ def archive(
         Number of records that were added to the table.
 
     Raises:
-        LiftError: The error that ended the query.
+        LiftError: The error that ended the query. An error of ``tell`` ends the query, too, and is raised as it is.
 
     Example:
         from liftpy.spark import ArchivePlan, archive
@@ -479,11 +479,16 @@ def archive(
         archive(spark, ArchivePlan(streams=("orders",), table="/data/orders"))
     """
     records, starts = 0, 0
+    failures: list[BaseException] = []
 
     def count(done: Archived) -> None:
         nonlocal records, starts
         records, starts = records + (0 if done.repeated else done.record_count), 0
-        tell(done)
+        try:
+            tell(done)
+        except BaseException as error:
+            failures.append(error)
+            raise
 
     while True:
         starts += 1
@@ -493,6 +498,10 @@ def archive(
         except WorkerStartError:
             if starts >= STARTS:
                 raise
+        except LiftError:
+            if failures:  # Spark only has its text
+                raise failures[0] from None
+            raise
 
 
 def _run(query: StreamingQuery) -> None:

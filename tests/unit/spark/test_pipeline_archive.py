@@ -337,6 +337,26 @@ def test_spark_job_error_text_is_raised_as_the_original_liftpy_error() -> None:
         1 / 0  # noqa: B018
 
 
+@pytest.mark.parametrize("error", [BrokenPipeError("closed"), OSError(errno.ENOSPC, "full"), ValueError("a bug")])
+def test_spark_archive_raises_the_error_of_its_callback(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception
+) -> None:
+    """The command line then ends as other commands do whose output is closed or full."""
+
+    def fail(_done: Archived) -> None:
+        raise error
+
+    def start(_spark: Any, _plan: ArchivePlan, *, once: bool, tell: Any) -> Any:
+        with pytest.raises(type(error)):  # Spark gets the error, too
+            tell(Archived(batch=0, files=1, record_count=7, size_bytes=1, version=0, took_s=0.1, ends={}))
+        raise LiftError("The Spark job failed: STREAM_FAILED")
+
+    monkeypatch.setattr(archive, "start_archive", start)
+    with pytest.raises(type(error)) as raised:
+        archive.archive(None, ArchivePlan(streams=("orders",), table=str(tmp_path)), tell=fail)  # type: ignore[arg-type]
+    assert raised.value is error
+
+
 def test_spark_archive_is_retried_after_a_worker_start_timeout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     begun: list[bool] = []
     done = Archived(batch=0, files=1, record_count=7, size_bytes=1, version=0, took_s=0.1, ends={})
