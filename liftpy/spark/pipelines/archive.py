@@ -442,7 +442,9 @@ def start_archive(
     spark.dataSource.register(ManifestDataSource)
     options = SourceOptions.parse({name: value for name, value in settings.items() if name not in (ROOT, COMPRESSION)})
     options.check_streaming()
-    trigger: dict[str, Any] = {"availableNow": True} if once else {"processingTime": f"{plan.every_s} seconds"}
+    trigger: dict[str, Any] = (
+        {"availableNow": True} if once else {"processingTime": f"{round(plan.every_s * 1000)} milliseconds"}
+    )
     with unwrap_spark_errors():
         return (
             spark.readStream.format(FORMAT)
