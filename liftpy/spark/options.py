@@ -574,6 +574,15 @@ def _spelled(name: str, known: Mapping[str, Option]) -> str:
     raise ConfigError(f"Unknown option {quote(name)}{wrong}{did_you_mean(name, known) or '.'} {names}")
 
 
+def replace_start(options: Mapping[str, str], starts: str) -> dict[str, str]:
+    """Return ``options`` with ``starts`` as the option startingOffsets, and without the other options that set the start.
+
+    These options take precedence over startingOffsets.
+    """
+    others = {one.name.lower() for one in _SOURCE.values() if one.table == "range" and one.name.startswith("starting")}
+    return {**{name: text for name, text in options.items() if name.lower() not in others}, "startingOffsets": starts}
+
+
 def _check_query_kind(parsed: object, taker: str, known: Mapping[str, Option]) -> None:
     others: dict[str, list[Option]] = {}
     for option in known.values():

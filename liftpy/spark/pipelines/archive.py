@@ -22,7 +22,7 @@ from liftpy.errors import ConfigError, LiftError, NotFoundError, StorageError
 from liftpy.spark.catalog import Catalog
 from liftpy.spark.failures import WorkerStartError, unwrap_spark_errors, with_error_code
 from liftpy.spark.offsets import EARLIEST
-from liftpy.spark.options import SourceOptions, check_stream_names
+from liftpy.spark.options import SourceOptions, check_stream_names, replace_start
 from liftpy.spark.pipelines.tables import (
     DATA,
     ArchivedRange,
@@ -110,11 +110,8 @@ def whole(spark: SparkSession, table: str, stream: str, options: Mapping[str, st
     if starts is None:
         raise NotFoundError(f"Table {table} has no records of stream {stream}. Check the table path and the stream name.")
     columns = state.schema.names
-    live = (
-        spark.read.format("liftpy")
-        .options(**{**settings, "columns": ",".join(columns), "startingOffsets": json.dumps(starts)})
-        .load()
-    )
+    live_options = replace_start({**settings, "columns": ",".join(columns)}, json.dumps(starts))
+    live = spark.read.format("liftpy").options(**live_options).load()
     return _rows(spark, state, stream).select(*columns).unionByName(live)
 
 
@@ -436,7 +433,8 @@ def start_archive(
     table = table_at(plan.table, plan.kind)
     settings = plan.options()
     remove_orphans(find_orphans(table, plan.orphan_age_s))
-    settings |= _options_to_continue(plan, table, SourceOptions.parse(settings))
+    if (starts := _starts_to_continue(plan, table, SourceOptions.parse(settings))) is not None:
+        settings = replace_start(settings, starts)
     tasks = plan.tasks or spark.sparkContext.defaultParallelism
     settings = {"minPartitions": str(tasks), **settings, ROOT: str(table.root), COMPRESSION: plan.compression}
     spark.dataSource.register(ManifestDataSource)
@@ -538,18 +536,18 @@ def _state(table: Table, views: Views) -> TableState | None:
     return table.state({end_mark(*key) for key in views} | {uid_mark(view.stream, view.uid) for view in views.values()})
 
 
-def _options_to_continue(plan: ArchivePlan, table: Table, options: SourceOptions) -> dict[str, str]:
-    """Return the option startingOffsets for a new query that continues at the end of the table. Empty: no option is needed.
+def _starts_to_continue(plan: ArchivePlan, table: Table, options: SourceOptions) -> str | None:
+    """Return the value of startingOffsets for a new query that continues at the end of the table. None: the query needs none.
 
     Raises ConfigError if the table has other columns.
     """
     state = table.state()
     if state is None:
-        return {}
+        return None
     check_table_columns(state.schema, arrow_schema(options.columns), str(table.root))
     if plan.resumed:
-        return {}
+        return None
     views = Catalog(link_to(options.access), options).views()
     table_state = _state(table, views)
     starts = starts_after({key: view.uid for key, view in views.items()}, table_state.marks if table_state else {}, EARLIEST)
-    return {} if starts is None else {"startingOffsets": json.dumps(starts)}
+    return None if starts is None else json.dumps(starts)

@@ -19,8 +19,10 @@ import pytest
 from liftpy.config import StreamConfig
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError, DataLossError, FencedError, NotFoundError, StorageError
+from liftpy.spark.offsets import EARLIEST, OffsetSpec
+from liftpy.spark.options import Access, SourceOptions
 from liftpy.spark.pipelines import compact
-from liftpy.spark.pipelines.archive import ArchivePlan, OrphanFiles, find_orphans, remove_orphans
+from liftpy.spark.pipelines.archive import ArchivePlan, OrphanFiles, find_orphans, remove_orphans, whole
 from liftpy.spark.pipelines.archive_writer import WriterSettings, write_file, write_range
 from liftpy.spark.pipelines.tables import (
     CATALOG,
@@ -38,6 +40,7 @@ from liftpy.spark.pipelines.tables import (
 )
 from liftpy.spark.schema import arrow_schema
 from liftpy.testing.memory import memory_cluster
+from tests.fake_node import FakeNode
 from tests.unit.client.test_lost_records import lose_records
 from tests.unit.spark.test_pipeline_archive import PLANNED, SCHEMA, batches
 
@@ -239,6 +242,30 @@ def test_spark_archive_table_under_another_path_has_no_orphans(tmp_path: Path, k
     again = table_at(tmp_path / path)
     assert find_orphans(again, 0.0) == OrphanFiles()
     assert [pq.read_metadata(file).num_rows for file in state_of(again).files] == [10]
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        {"startingOffsets": "earliest"},
+        {"startingTimestamp": "0"},
+        {"startingtimestamp": "0"},
+        {"startingOffsetsByTimestamp": '{"orders": {"0": 0, "1": 0, "2": 0}}'},
+    ],
+)
+def test_spark_frame_of_archive_and_live_stream_with_a_start_continues_at_the_end_of_the_table(
+    access: Access, node: FakeNode, tmp_path: Path, kind: str, start: dict[str, str]
+) -> None:
+    """The options for a start time take precedence over offsets, so the records of the table would be in the frame twice."""
+    node.add_stream("orders", uid="uid", partitions=3)
+    table = opened(tmp_path, kind)
+    table.commit(committed(tmp_path, 0, 10, 0), SCHEMA)
+    spark = MagicMock()
+    whole(spark, str(tmp_path), "orders", {"nats": access.servers, "namespace": access.namespace, **start})
+    live = SourceOptions.parse(spark.read.format.return_value.options.call_args.kwargs)
+    assert live.starting == OffsetSpec(
+        offsets=((("orders", 0), EARLIEST), (("orders", 1), EARLIEST), (("orders", 2), 10)), uids=(("orders", "uid"),)
+    )
 
 
 @pytest.mark.parametrize("is_other_file", [False, True])
