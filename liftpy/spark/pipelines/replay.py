@@ -357,7 +357,7 @@ def _send(
     sent, partitions, limit = 0, producer.round_partitions, RateLimit(rate)
     batches = _from_files(share) if share.files else read_planned(share.planned, options)
     for batch in batches:
-        step = max(1, int(rate)) if rate else batch.num_rows
+        step = max(1, int(rate) if rate else batch.num_rows)  # a batch of a file may have no row of the range
         for first in range(0, batch.num_rows, step):
             rows = with_partition_column(
                 batch.slice(first, step), share.planned.partition if plan.keep_partitions else -1, partitions

@@ -21,7 +21,7 @@ from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError, DataLossError, FencedError, NotFoundError, StorageError
 from liftpy.spark.offsets import EARLIEST, OffsetSpec
 from liftpy.spark.options import Access, SourceOptions
-from liftpy.spark.pipelines import compact
+from liftpy.spark.pipelines import compact, replay
 from liftpy.spark.pipelines.archive import ArchivePlan, OrphanFiles, find_orphans, remove_orphans, whole
 from liftpy.spark.pipelines.archive_writer import WriterSettings, write_file, write_range
 from liftpy.spark.pipelines.tables import (
@@ -299,6 +299,35 @@ def test_spark_archive_into_a_url_raises_config_error(path: str | Path) -> None:
 def test_spark_archive_table_in_a_directory_with_a_character_of_urls_raises_config_error(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="Use another directory"):
         table_at(tmp_path / name)
+
+
+async def test_spark_replay_from_the_middle_of_an_archived_file_stores_the_later_records(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The first rows of the file are not in the range."""
+    loop = asyncio.get_running_loop()
+
+    def call(work: Coroutine[Any, Any, Any], _: float) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, loop).result(30)
+
+    schema = arrow_schema(replay.COLUMNS)
+    rows = pa.RecordBatch.from_pylist([{"value": b"%d" % offset, "offset": offset} for offset in range(100)], schema)
+    planned = replace(PLANNED, partition=0, start_offset=0, end_offset=100)
+    file = write_range(planned, [rows], schema, WriterSettings(str(tmp_path)))
+    monkeypatch.setattr(replay, "_BATCH_ROWS", 16)
+    async with memory_cluster() as cluster, cluster.client() as client:
+
+        async def transport(_: float) -> Any:
+            return client.transport
+
+        link = SimpleNamespace(transport=transport, call=call, subjects=Subjects())
+        monkeypatch.setattr(replay, "link_to", lambda access: link)
+        await client.create_stream("copies", "copies")
+        plan = replay.ReplayPlan(stream="orders", target="copies", name="again", table=str(tmp_path))
+        share = replay.ReplayShare(replace(planned, start_offset=40, end_offset=50), (str(tmp_path / file.path),))
+        done = await asyncio.to_thread(replay.replay_share, plan, 1, share)
+        assert (done.records, done.known) == (10, 0)
+        assert [record.value async for record in client.consume("copies", 0, until="end")] == [b"%d" % i for i in range(40, 50)]
 
 
 async def test_spark_compact_after_an_unclean_election_raises_data_loss(monkeypatch: pytest.MonkeyPatch) -> None:
