@@ -21,7 +21,7 @@ from liftpy.client.arguments import check_count, check_number
 from liftpy.errors import ConfigError, LiftError, NotFoundError, StorageError
 from liftpy.spark.catalog import Catalog
 from liftpy.spark.failures import WorkerStartError, unwrap_spark_errors, with_error_code
-from liftpy.spark.offsets import EARLIEST
+from liftpy.spark.offsets import EARLIEST, OffsetSpec
 from liftpy.spark.options import SourceOptions, check_stream_names, replace_start
 from liftpy.spark.pipelines.tables import (
     DATA,
@@ -41,7 +41,7 @@ from liftpy.spark.pipelines.tables import (
     table_at,
     uid_mark,
 )
-from liftpy.spark.planning import Views
+from liftpy.spark.planning import Views, resolve_starts
 from liftpy.spark.process_connection import link_to
 from liftpy.spark.schema import arrow_schema
 
@@ -106,7 +106,7 @@ def whole(spark: SparkSession, table: str, stream: str, options: Mapping[str, st
     views = Catalog(link_to(source.access), source).views()
     marks = {end_mark(*key) for key in views} | {uid_mark(stream, view.uid) for view in views.values()}
     state = state_of(table_at(table), marks)
-    starts = starts_after({key: view.uid for key, view in views.items()}, state.marks, EARLIEST)
+    starts = starts_after(_uids(views), state.marks, EARLIEST)
     if starts is None:
         raise NotFoundError(f"Table {table} has no records of stream {stream}. Check the table path and the stream name.")
     columns = state.schema.names
@@ -519,17 +519,30 @@ def outlook(plan: ArchivePlan) -> ArchiveEstimate:
 
     Args:
         plan: Streams, table and options.
+
+    Raises:
+        ConfigError: An option is not allowed, or the table has other columns.
+        NotFoundError: No such stream, or the table has records of a stream that was deleted and created again.
+        UnavailableError: The cluster did not answer in time.
     """
     table = table_at(plan.table, plan.kind)
     options = SourceOptions.parse(plan.options())
-    views = Catalog(link_to(options.access), options).views()
+    starting = (options.starting or OffsetSpec("earliest")).as_of(time.time_ns())
+    views = Catalog(link_to(options.access), options).views(starting=starting)
     state = _state(table, views)
     if state is not None:
         check_table_columns(state.schema, arrow_schema(options.columns), str(table.root))
     known = {} if state is None else state.marks
-    starts = {key: known.get(end_mark(*key), view.log_start_offset) for key, view in views.items()}
+    if starts_after(_uids(views), known, EARLIEST) is None:
+        starts = resolve_starts(starting, views)
+    else:
+        starts = {key: known.get(end_mark(*key), view.log_start_offset) for key, view in views.items()}
     waiting = sum(max(0, view.end_offset - starts[key]) for key, view in views.items())
     return ArchiveEstimate(starts, waiting, find_orphans(table, plan.orphan_age_s), plan.resumed)
+
+
+def _uids(views: Views) -> dict[tuple[str, int], str]:
+    return {key: view.uid for key, view in views.items()}
 
 
 def _state(table: Table, views: Views) -> TableState | None:
@@ -549,5 +562,5 @@ def _starts_to_continue(plan: ArchivePlan, table: Table, options: SourceOptions)
         return None
     views = Catalog(link_to(options.access), options).views()
     table_state = _state(table, views)
-    starts = starts_after({key: view.uid for key, view in views.items()}, table_state.marks if table_state else {}, EARLIEST)
+    starts = starts_after(_uids(views), table_state.marks if table_state else {}, EARLIEST)
     return None if starts is None else json.dumps(starts)

@@ -16,6 +16,8 @@ import pytest
 from liftpy.core.wire.batch import build_batch
 from liftpy.errors import ConfigError
 from liftpy.nats.credentials import Credentials
+from liftpy.spark.pipelines.tables import TableCommit, table_at
+from liftpy.spark.schema import arrow_schema, default_columns
 from sidecar.cli import output
 from sidecar.cli.spark import SparkTarget, ends_by_signal, source_options
 from sidecar.runtime.settings import Target
@@ -44,6 +46,36 @@ def test_spark_archive_dry_run_prints_the_next_offset_of_each_partition(
     code, out, _ = liftpy_spark("archive", "orders", "--table", table, "--dry-run")
     assert (code, out.splitlines()[0], out.splitlines()[3]) == (0, "starts a new query", "7 records wait")
     assert not (tmp_path / "table").exists()
+
+
+@pytest.mark.parametrize(
+    ("start", "offset"), [("-3", 4), ("latest", 7), ('{"orders": {"0": 5}}', 5), ("earliest", 0), ("-1h", 7)]
+)
+def test_spark_archive_dry_run_with_a_start_prints_this_start(
+    liftpy_spark: Run, node: FakeNode, tmp_path: Path, start: str, offset: int
+) -> None:
+    pytest.importorskip("deltalake")
+    node.add_stream("orders").partitions[0].append(build_batch([b"x"] * 7, base_offset=0, leader_epoch=1, timestamp_ns=1))
+    code, out, err = liftpy_spark("archive", "orders", "--table", str(tmp_path), "--from", start, "--dry-run", "--json")
+    assert code == 0, err
+    document = json.loads(out)
+    assert (document["starts"], document["waiting"]) == ({"orders/0": offset}, 7 - offset)
+
+
+def test_spark_archive_dry_run_of_a_recreated_stream_raises_not_found(
+    liftpy_spark: Run, node: FakeNode, tmp_path: Path
+) -> None:
+    pytest.importorskip("deltalake")
+    node.add_stream("orders", uid="before")
+    commit = TableCommit((), {"liftpy/orders/0": 5, "liftpy/orders/uid/before": 1})
+    columns = default_columns(include_headers=True, topic=False)
+    table_at(tmp_path).commit(commit, arrow_schema(columns))
+    archive = ["archive", "orders", "--table", str(tmp_path), "--from", "latest", "--dry-run", "--json"]
+    code, out, err = liftpy_spark(*archive)
+    assert (code, json.loads(out)["starts"]) == (0, {"orders/0": 5}), err
+    node.add_stream("orders", uid="now")
+    code, _, err = liftpy_spark(*archive)
+    assert (code, "records of a deleted stream" in err) == (1, True), err
 
 
 @pytest.mark.parametrize(
