@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ pytest.importorskip("deltalake")
 
 from liftpy.client.client import connect
 from liftpy.core.wire.batch import build_batch, build_filler, parse_batch
-from liftpy.errors import DataLossError, FencedError
+from liftpy.errors import DataLossError, FencedError, LiftError
 from liftpy.spark.failures import SourceError
 from liftpy.spark.pipelines.archive import Archived, ArchivePlan, archive, archived, outlook, whole
 from liftpy.spark.pipelines.compact import CompactPlan, compact, next_step
@@ -141,6 +142,67 @@ def test_spark_archive_after_a_lost_commit_or_checkpoint_has_each_record_once(la
     append(stream.partitions[1], 5)
     with pytest.raises(FencedError, match="nother archive writes"):  # the first one comes back
         lake.archive("again")
+
+
+@pytest.mark.long
+def test_spark_archive_with_a_checkpoint_of_another_time_than_the_table_archives_nothing(lake: Lake) -> None:
+    (log,) = lake.node.add_stream("restored").partitions
+    append(log, 100)
+    lake.archive("restored")
+    folder = lake.root / "table" / "_checkpoint"
+    shutil.copytree(folder, lake.root / "older")
+    append(log, 100)
+    lake.archive("restored")
+    append(log, 100)
+    with pytest.raises(FencedError, match="checkpoint is an older copy"):
+        lake.archive("restored", checkpoint=str(lake.root / "older"), source={"failOnDataLoss": "false"})
+    assert lake.offsets(archived(lake.spark, str(lake.root / "table"))) == pairs(200)
+    with pytest.raises(DataLossError, match="belongs to another table"):
+        lake.archive("restored", table="new", checkpoint=str(folder))
+    assert table_at(lake.root / "new").state() is None
+    lake.archive("restored", checkpoint=str(lake.root / "newer"))
+    assert lake.offsets(archived(lake.spark, str(lake.root / "table"))) == pairs(300)
+
+
+@pytest.mark.long
+def test_spark_archive_with_a_start_time_continues_at_the_end_of_the_table(lake: Lake) -> None:
+    """A start time has precedence over offsets, but the end of the table has precedence over both."""
+    (log,) = lake.node.add_stream("timed").partitions
+    append(log, 200)
+    since = {"startingTimestamp": str(1_700_000_000_000 + 50)}
+    assert [done.record_count for done in lake.archive("timed", source=since)] == [100]
+    append(log, 50)
+    both = whole(lake.spark, str(lake.root / "table"), "timed", {"nats": lake.url, "patience": "5", **since})
+    assert lake.offsets(both) == pairs(250)[100:]
+    again = lake.archive("timed", source=since, checkpoint=str(lake.root / "new"))
+    assert [done.record_count for done in again] == [50]
+    assert lake.offsets(archived(lake.spark, str(lake.root / "table"))) == pairs(250)[100:]
+
+
+@pytest.mark.long
+def test_spark_compact_with_a_later_archive_has_the_keys_of_earlier_records(lake: Lake) -> None:
+    (log,) = lake.node.add_stream("late").partitions
+    log.append(build_batch([b"value-%d" % i for i in range(10)], keys=[b"early"] * 10, base_offset=0, leader_epoch=1))
+    append(log, 100)
+    lake.archive("late", source={"startingOffsets": "-50"})
+    plan = CompactPlan(
+        stream="late", output=str(lake.root / "latest"), table=str(lake.root / "table"), source={"nats": lake.url}
+    )
+    assert compact(lake.spark, plan).read == 110
+    keys = {bytes(row["key"]): row["offset"] for row in archived(lake.spark, plan.output).collect()}
+    assert keys == {b"early": 9} | {b"key-%d" % (offset % 7): offset for offset in range(103, 110)}
+
+
+@pytest.mark.long
+def test_spark_archive_with_a_very_short_interval_archives_each_record(lake: Lake) -> None:
+    (log,) = lake.node.add_stream("short").partitions
+    append(log, 10)
+
+    def stop(done: Archived) -> None:
+        raise LiftError(f"{done.record_count} records")
+
+    with pytest.raises(LiftError, match="10 records"):
+        archive(lake.spark, lake.plan("short", every_s=1e-5), once=False, tell=stop)
 
 
 @pytest.mark.long
