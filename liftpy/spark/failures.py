@@ -14,7 +14,10 @@ from liftpy.errors import (
     ConfigError,
     DataLossError,
     FencedError,
+    InvalidNameError,
     LiftError,
+    NoClusterError,
+    NoMajorityError,
     NoSpaceError,
     NotAllowedError,
     NotFoundError,
@@ -30,6 +33,9 @@ _KINDS: dict[str, type[LiftError]] = {
         ConfigError,
         DataLossError,
         FencedError,
+        InvalidNameError,
+        NoClusterError,
+        NoMajorityError,
         NoSpaceError,
         NotAllowedError,
         NotFoundError,
@@ -39,7 +45,8 @@ _KINDS: dict[str, type[LiftError]] = {
         UnavailableError,
     )
 }
-_OTHERS = {"NO_RESPONDERS": UnavailableError}
+_OTHERS = {"NO_RESPONDERS": UnavailableError, "NOT_SERVED": UnavailableError, "CONNECTION_CLOSED": UnavailableError}
+"""Codes of errors that only their module knows -> error that says what to do: run the command again."""
 _CODED = re.compile(r"SourceError: \[([A-Z_]+)\] ([^\n]*)")
 _SHOWN_LINES = 3
 _NOT_STARTED = "Python worker failed to connect back"

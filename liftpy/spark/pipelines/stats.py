@@ -25,7 +25,6 @@ from liftpy.core.wire.batch_columns import BytesColumn, DictionaryColumn
 from liftpy.core.wire.partitioner import hashes_of_column
 from liftpy.errors import ConfigError
 from liftpy.spark.catalog import Catalog
-from liftpy.spark.failures import with_error_code
 from liftpy.spark.offsets import OffsetSpec, check_spec_uids, known_positions, raise_to_start
 from liftpy.spark.options import Access, Selection, SourceOptions
 from liftpy.spark.pipelines.parallel import DEFAULT_TASKS, spread
@@ -221,29 +220,28 @@ def stats(
             f"every_s = {every_s} (--bucket) is outside 0.001..{WIDTHS_NS[-1] // _NS_PER_S}. Choose a value in this range."
         )
     width_ns = round(every_s * _NS_PER_S)
-    with with_error_code():
-        options = SourceOptions(access=access, wanted=wanted, patience_s=patience_s)
-        known = known_positions((starting, ending))
-        views = Catalog(link_to(access), options).views(starting=starting, ending=ending, known=known)
-        check_spec_uids((starting, ending), {view.stream: view.uid for view in views.values()})
-        starts, ends = resolve_starts(starting, views), resolve_ends(ending, views)
-        ends = raise_to_start(ends, starts)
-        most = max((ends[key] - start for key, start in starts.items()), default=0)
-        ranges, losses = plan_ranges(views, starts, ends, fail_on_data_loss=False)
-        pieces = split_ranges(ranges, 0, max(PIECE_RECORDS, -(-most // MAX_PIECES) + 1))
-        measure = partial(measure_range, access, width_ns, patience_s)
-        totals = {
-            key: PartitionStats(
-                *key,
-                RangeStats(start_offset=start, end_offset=start, width_ns=width_ns or WIDTHS_NS[0], is_fixed=bool(width_ns)),
-            )
-            for key, start in sorted(starts.items())
-        }
-        for piece, measured in zip(pieces, spread(measure, pieces, spark=spark, tasks=tasks, tell=tell), strict=True):
-            one = totals[piece.stream, piece.partition].measures
-            if not one.records:
-                one.start_offset = piece.start_offset
-            one.join(measured)
+    options = SourceOptions(access=access, wanted=wanted, patience_s=patience_s)
+    known = known_positions((starting, ending))
+    views = Catalog(link_to(access), options).views(starting=starting, ending=ending, known=known)
+    check_spec_uids((starting, ending), {view.stream: view.uid for view in views.values()})
+    starts, ends = resolve_starts(starting, views), resolve_ends(ending, views)
+    ends = raise_to_start(ends, starts)
+    most = max((ends[key] - start for key, start in starts.items()), default=0)
+    ranges, losses = plan_ranges(views, starts, ends, fail_on_data_loss=False)
+    pieces = split_ranges(ranges, 0, max(PIECE_RECORDS, -(-most // MAX_PIECES) + 1))
+    measure = partial(measure_range, access, width_ns, patience_s)
+    totals = {
+        key: PartitionStats(
+            *key,
+            RangeStats(start_offset=start, end_offset=start, width_ns=width_ns or WIDTHS_NS[0], is_fixed=bool(width_ns)),
+        )
+        for key, start in sorted(starts.items())
+    }
+    for piece, measured in zip(pieces, spread(measure, pieces, spark=spark, tasks=tasks, tell=tell), strict=True):
+        one = totals[piece.stream, piece.partition].measures
+        if not one.records:
+            one.start_offset = piece.start_offset
+        one.join(measured)
     _as_wide(one.measures for one in totals.values())
     return StatsReport(list(totals.values()), losses)
 

@@ -15,16 +15,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from liftpy.client.progress import NotServedError
 from liftpy.errors import (
     ConfigError,
     DataLossError,
     FencedError,
     InvalidNameError,
     LiftError,
+    NatsUnreachableError,
+    NoClusterError,
+    NoMajorityError,
     NotFoundError,
     StorageError,
     UnavailableError,
 )  # fmt: skip
+from liftpy.nats.blocking_connection import ConnectionClosedError
+from liftpy.nats.transport import NoRespondersError
 from liftpy.spark.failures import SourceError, WorkerStartError, error_of, unwrap_spark_errors, with_error_code
 from liftpy.spark.pipelines import archive
 from liftpy.spark.pipelines import archive_writer as writing_module
@@ -53,6 +59,7 @@ from liftpy.spark.pipelines.tables import (
     temporary,
 )
 from liftpy.spark.planning import PlannedRange
+from sidecar.cli.main import exit_code
 
 TAG = "0123456789ab"
 
@@ -335,6 +342,21 @@ def test_spark_job_error_text_is_raised_as_the_original_liftpy_error() -> None:
         raise NotFoundError("gone")
     with pytest.raises(ZeroDivisionError), unwrap_spark_errors():
         1 / 0  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UnavailableError("x"), 3), (NoClusterError("x"), 3), (NoMajorityError("x"), 3), (NatsUnreachableError("x"), 3),
+        (NotServedError("x"), 3), (NoRespondersError("x"), 3), (ConnectionClosedError("x"), 3),
+        (ConfigError("x"), 2), (InvalidNameError("x"), 2), (DataLossError("x"), 1),
+    ],
+    ids=lambda value: getattr(value, "code", str(value)),
+)  # fmt: skip
+def test_spark_job_error_has_the_exit_code_of_the_original_error(error: LiftError, code: int) -> None:
+    with pytest.raises(LiftError) as raised, unwrap_spark_errors(), with_error_code():
+        raise error
+    assert (exit_code(error), exit_code(raised.value)) == (code, code)
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError("closed"), OSError(errno.ENOSPC, "full"), ValueError("a bug")])

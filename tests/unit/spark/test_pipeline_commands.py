@@ -102,6 +102,21 @@ def test_spark_command_error_exits_with_the_documented_exit_code(
     assert (found, text in err) == (code, True), err
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["archive", "orders", "--table", "t", "--dry-run"], ["replay", "orders", "copies", "--name", "n", "--dry-run"],
+        ["compact", "orders", "--output", "t", "--dry-run"], ["stats", "orders"], ["audit", "orders"],
+    ],
+    ids=lambda command: command[0],
+)  # fmt: skip
+def test_spark_command_without_nodes_exits_with_unavailable(liftpy_spark: Run, command: list[str]) -> None:
+    """A script then knows that it can run the command again."""
+    pytest.importorskip("deltalake")
+    code, _, err = liftpy_spark(*command)
+    assert (code, "[" not in err.partition(" ")[2][:2]) == (3, True), err
+
+
 def test_spark_command_deletes_its_secret_files_at_the_end() -> None:
     target = Target(("nats://a:1", "nats://b:2"), "ns", Credentials(user="reader", password="secret", inbox_prefix="_INBOX_r"))
     with source_options(target, HERE) as options:

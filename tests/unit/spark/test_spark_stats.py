@@ -18,7 +18,7 @@ from liftpy.client.batch_view import BatchSlice
 from liftpy.core.wire.batch import ByteArray, RecordBatch, build_batch, parse_batch
 from liftpy.core.wire.filters import keep_records
 from liftpy.core.wire.partitioner import hashes_of_column
-from liftpy.errors import ConfigError, LiftError, NotFoundError
+from liftpy.errors import ConfigError, NotFoundError
 from liftpy.spark.offsets import OffsetSpec
 from liftpy.spark.options import Access, Selection
 from liftpy.spark.pipelines import stats as stats_module
@@ -179,7 +179,7 @@ def test_spark_stats_of_an_offset_range_include_only_the_range(access: Access, n
     for wrong in (1e-9, 1e12, math.nan):
         with pytest.raises(ConfigError, match="every_s"):
             stats(access, ORDERS, every_s=wrong)
-    with pytest.raises(LiftError, match=r"\[NOT_FOUND\]"):
+    with pytest.raises(NotFoundError, match="'none' does not exist"):
         stats(access, Selection(("none",)))
 
 
