@@ -311,10 +311,9 @@ async def test_spark_replay_from_the_middle_of_an_archived_file_stores_the_later
         return asyncio.run_coroutine_threadsafe(work, loop).result(30)
 
     schema = arrow_schema(replay.COLUMNS)
-    rows = pa.RecordBatch.from_pylist([{"value": b"%d" % offset, "offset": offset} for offset in range(100)], schema)
-    planned = replace(PLANNED, partition=0, start_offset=0, end_offset=100)
+    rows = pa.RecordBatch.from_pylist([{"value": b"%d" % offset, "offset": offset} for offset in range(40_000)], schema)
+    planned = replace(PLANNED, partition=0, start_offset=0, end_offset=40_000)
     file = write_range(planned, [rows], schema, WriterSettings(str(tmp_path)))
-    monkeypatch.setattr(replay, "_BATCH_ROWS", 16)
     async with memory_cluster() as cluster, cluster.client() as client:
 
         async def transport(_: float) -> Any:
@@ -324,10 +323,12 @@ async def test_spark_replay_from_the_middle_of_an_archived_file_stores_the_later
         monkeypatch.setattr(replay, "link_to", lambda access: link)
         await client.create_stream("copies", "copies")
         plan = replay.ReplayPlan(stream="orders", target="copies", name="again", table=str(tmp_path))
-        share = replay.ReplayShare(replace(planned, start_offset=40, end_offset=50), (str(tmp_path / file.path),))
+        share = replay.ReplayShare(replace(planned, start_offset=20_000, end_offset=20_010), (str(tmp_path / file.path),))
         done = await asyncio.to_thread(replay.replay_share, plan, 1, share)
         assert (done.records, done.known) == (10, 0)
-        assert [record.value async for record in client.consume("copies", 0, until="end")] == [b"%d" % i for i in range(40, 50)]
+        assert [record.value async for record in client.consume("copies", 0, until="end")] == [
+            b"%d" % i for i in range(20_000, 20_010)
+        ]
 
 
 async def test_spark_compact_after_an_unclean_election_raises_data_loss(monkeypatch: pytest.MonkeyPatch) -> None:
