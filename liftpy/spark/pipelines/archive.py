@@ -30,9 +30,11 @@ from liftpy.spark.pipelines.tables import (
     TableState,
     absolute_folder,
     check_archived,
+    check_has_all_records,
     check_table_columns,
     commit_of,
     end_mark,
+    epoch_mark,
     is_temporary,
     marks_of,
     parse_file,
@@ -521,7 +523,7 @@ def outlook(plan: ArchivePlan) -> ArchiveEstimate:
         plan: Streams, table and options.
 
     Raises:
-        ConfigError: An option is not allowed, or the table has other columns.
+        ConfigError: An option is not allowed, or the table has other columns or is the output of ``compact``.
         NotFoundError: No such stream, or the table has records of a stream that was deleted and created again.
         UnavailableError: The cluster did not answer in time.
     """
@@ -546,7 +548,11 @@ def _uids(views: Views) -> dict[tuple[str, int], str]:
 
 
 def _state(table: Table, views: Views) -> TableState | None:
-    return table.state({end_mark(*key) for key in views} | {uid_mark(view.stream, view.uid) for view in views.values()})
+    marks = {mark(*key) for key in views for mark in (end_mark, epoch_mark)}
+    state = table.state(marks | {uid_mark(view.stream, view.uid) for view in views.values()})
+    if state is not None:
+        check_has_all_records(state, str(table.root))
+    return state
 
 
 def _starts_to_continue(plan: ArchivePlan, table: Table, options: SourceOptions) -> str | None:

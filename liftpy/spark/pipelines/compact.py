@@ -29,6 +29,7 @@ from liftpy.spark.pipelines.tables import (
     TableFile,
     TableState,
     check_archived,
+    check_is_no_archive,
     check_table_columns,
     check_uid,
     end_mark,
@@ -217,13 +218,15 @@ def next_step(plan: CompactPlan, output: Table) -> CompactStep:
 
     Raises:
         NotFoundError: No such stream, or the table has records of another stream.
-        ConfigError: The table has other columns.
+        ConfigError: The table has other columns, or the output is an archive.
         UnavailableError: The cluster did not answer in time.
     """
     views = _views(plan)
     uid = next(iter(views.values())).uid
     marks = {mark(*key) for key in views for mark in (end_mark, epoch_mark, start_mark)} | {uid_mark(plan.stream, uid)}
     there = output.state(marks)
+    if there is not None:
+        check_is_no_archive(there, plan.output)
     before = None if plan.anew else there
     archive = state_of(table_at(plan.table), marks) if plan.table else None
     for state, what in ((before, plan.output), (archive, plan.table)):

@@ -62,6 +62,8 @@ _TEMPORARY = re.compile(r"\.(.+\.parquet)\.[0-9a-f]{32}\.tmp")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _TAG_DIGITS = 12
 _MARK = "liftpy.mark."
+_START, _EPOCH = "/start", "/epoch"
+"""Ends of the names of marks. Only an archive has the first, and only the output of a compaction has the second."""
 _NO_RETRY = {"commit.retry.num-retries": "0"}
 """Property that ends pyiceberg's own retry. It would use a newer snapshot, with marks that may be wrong."""
 _ADDING = ("WRITE", "CREATE TABLE")
@@ -320,6 +322,31 @@ def check_table_columns(there: pa.Schema, wanted: pa.Schema, table: str) -> None
         raise ConfigError(f"{text}. Archive the same columns, or use another table.")
 
 
+def check_is_no_archive(state: TableState, table: str) -> None:
+    """Raise ConfigError if the output ``table`` of a compaction is an archive. The run would replace its records.
+
+    ``state``: state of the table, with the marks of the first offsets.
+    """
+    is_named = any(parse_file(file.rpartition("/")[2]) for file in state.files)
+    if is_named or any(mark.endswith(_START) for mark in state.marks):
+        raise ConfigError(
+            f"Table {table} is an archive. A compaction would replace its records by the latest one of each key. Choose another "
+            "directory (--output), and read the archive with --table."
+        )
+
+
+def check_has_all_records(state: TableState, table: str) -> None:
+    """Raise ConfigError if the ``table`` of an archive is the output of a compaction, which lacks records.
+
+    ``state``: state of the table, with the marks of the epochs.
+    """
+    is_named = any(is_latest(f"{DATA}/{file.rpartition('/')[2]}") for file in state.files)
+    if is_named or any(mark.endswith(_EPOCH) for mark in state.marks):
+        raise ConfigError(
+            f"Table {table} is the output of liftpy spark compact, so it does not have all records. Archive into another directory."
+        )
+
+
 # ---- names -----------------------------------------------------------------------------------------------------------
 
 
@@ -408,12 +435,12 @@ def end_mark(stream: str, partition: int) -> str:
 
 def start_mark(stream: str, partition: int) -> str:
     """Return the name of the mark that stores the first offset of a partition in the table. Tables of old archives lack it."""
-    return f"liftpy/{stream}/{partition}/start"
+    return f"liftpy/{stream}/{partition}{_START}"
 
 
 def epoch_mark(stream: str, partition: int) -> str:
     """Return the name of the mark that stores the LeaderEpoch of the last record below the end offset. Value 0: not known."""
-    return f"liftpy/{stream}/{partition}/epoch"
+    return f"liftpy/{stream}/{partition}{_EPOCH}"
 
 
 def uid_mark(stream: str, uid: str) -> str:

@@ -11,12 +11,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from liftpy.core.wire.batch import build_batch
 from liftpy.errors import ConfigError
 from liftpy.nats.credentials import Credentials
-from liftpy.spark.pipelines.tables import TableCommit, table_at
+from liftpy.spark.pipelines.tables import FileName, TableCommit, TableFile, latest_path, table_at
 from liftpy.spark.schema import arrow_schema, default_columns
 from sidecar.cli import output
 from sidecar.cli.spark import SparkTarget, ends_by_signal, source_options
@@ -60,6 +61,45 @@ def test_spark_archive_dry_run_with_a_start_prints_this_start(
     assert code == 0, err
     document = json.loads(out)
     assert (document["starts"], document["waiting"]) == ({"orders/0": offset}, 7 - offset)
+
+
+def archived_rows(root: Path, name: str) -> TableFile:
+    """Return a file in the table directory ``root``, with no rows."""
+    columns = arrow_schema(default_columns(include_headers=True, topic=False))
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(columns.empty_table(), root / name)
+    return TableFile(name, (root / name).stat().st_size, 0)
+
+
+@pytest.mark.parametrize("is_optimized", [False, True])
+def test_spark_compact_into_an_archive_raises_config_error(
+    liftpy_spark: Run, node: FakeNode, tmp_path: Path, is_optimized: bool
+) -> None:
+    """The run would replace all records of the archive by the latest one of each key."""
+    pytest.importorskip("deltalake")
+    node.add_stream("orders", uid="u").partitions[0].append(build_batch([b"x"] * 7, base_offset=0, leader_epoch=1))
+    name = "part-1.parquet" if is_optimized else FileName("orders", 0, 0, 5, "0" * 12).path
+    marks = {"liftpy/orders/0": 5, "liftpy/orders/0/start": 0, "liftpy/orders/uid/u": 1, "query": 0}
+    columns = arrow_schema(default_columns(include_headers=True, topic=False))
+    table_at(tmp_path).commit(TableCommit((archived_rows(tmp_path, name),), marks), columns)
+    for more in ([], ["--rebuild"]):
+        code, _, err = liftpy_spark("compact", "orders", "--output", str(tmp_path), "--dry-run", *more)
+        assert (code, "is an archive" in err) == (2, True), err
+
+
+@pytest.mark.parametrize("has_files", [False, True])
+def test_spark_archive_into_the_output_of_compact_raises_config_error(
+    liftpy_spark: Run, node: FakeNode, tmp_path: Path, has_files: bool
+) -> None:
+    """The table does not have all records up to its end."""
+    pytest.importorskip("deltalake")
+    node.add_stream("orders", uid="u").partitions[0].append(build_batch([b"x"] * 7, base_offset=0, leader_epoch=1))
+    files = (archived_rows(tmp_path, latest_path("a" * 32)),) if has_files else ()
+    marks = {"liftpy/orders/0": 5, "liftpy/orders/uid/u": 1} | ({} if has_files else {"liftpy/orders/0/epoch": 1})
+    columns = arrow_schema(default_columns(include_headers=True, topic=False))
+    table_at(tmp_path).commit(TableCommit(files, marks), columns)
+    code, _, err = liftpy_spark("archive", "orders", "--table", str(tmp_path), "--dry-run")
+    assert (code, "is the output of liftpy spark compact" in err) == (2, True), err
 
 
 def test_spark_archive_dry_run_of_a_recreated_stream_raises_not_found(
