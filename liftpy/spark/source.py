@@ -18,7 +18,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -41,7 +41,7 @@ from pyspark.sql.types import StructType
 
 from liftpy.client.client import Client
 from liftpy.core.base.ids import PartitionKey
-from liftpy.errors import ConfigError, DataLossError, LiftError, UnavailableError
+from liftpy.errors import ConfigError, DataLossError, LiftError, NotFoundError, UnavailableError
 from liftpy.spark.catalog import BOUNDS_AGE_S, Catalog
 from liftpy.spark.failures import with_error_code
 from liftpy.spark.offsets import (
@@ -77,6 +77,7 @@ from liftpy.spark.range_reader import read_planned
 from liftpy.spark.schema import arrow_schema, check_columns
 from liftpy.spark.sink import LiftStreamWriter, LiftWriter, arrow_schema_of, sink_options
 
+T = TypeVar("T")
 PATIENCE_S = 5.0
 """Time that a micro-batch waits for the cursor, in seconds."""
 RETRY_S = 10.0
@@ -287,23 +288,39 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the end of the next micro-batch: committed, within ``limit``, never behind ``start``."""
         with with_error_code():
             start_at = StreamOffsets.from_json(start)
-            views = self._views_from(start_at)
-            end = self._target or _ends(views)
-            starts = without(start_at.next_offsets, self._recreated_streams(start_at.uids, end.uids))
-            ends = raise_to_start(end.next_offsets, starts)
-            added = _first_offsets(views, starts, ends)
-            readable = self._readable_starts(views, {**added, **starts}, ends)
-            if self._has_too_few_records(readable, ends):
-                return start_at.to_json()
-            uids = {**start_at.uids, **end.uids}
-            if not isinstance(limit, ReadAllAvailable):
-                ends = self._apply_limit(limit, readable, ends, uids)
-            end_offsets = self._with_starts(
-                StreamOffsets(ends, uids, self._epochs_at(ends, start_at, end)), start_at, starts, added
-            )
-            if self._target is None or _have_same_leaders(self._target_views, views):
-                self._open_catalog().add_confirmation(end_offsets)
-            return end_offsets.to_json()
+            return self._plan_with_new_views(start_at, lambda: self._planned_end(start_at, limit)).to_json()
+
+    def _planned_end(self, start_at: StreamOffsets, limit: ReadLimit) -> StreamOffsets:
+        """Return the end of the micro-batch that begins at ``start_at``, within ``limit``."""
+        views = self._views_from(start_at)
+        end = self._target or _ends(views)
+        starts = without(start_at.next_offsets, self._recreated_streams(start_at.uids, end.uids))
+        ends = raise_to_start(end.next_offsets, starts)
+        added = _first_offsets(views, starts, ends)
+        readable = self._readable_starts(views, {**added, **starts}, ends)
+        if self._has_too_few_records(readable, ends):
+            return start_at
+        uids = {**start_at.uids, **end.uids}
+        if not isinstance(limit, ReadAllAvailable):
+            ends = self._apply_limit(limit, readable, ends, uids)
+        end_offsets = self._with_starts(
+            StreamOffsets(ends, uids, self._epochs_at(ends, start_at, end)), start_at, starts, added
+        )
+        if self._target is None or _have_same_leaders(self._target_views, views):
+            self._open_catalog().add_confirmation(end_offsets)
+        return end_offsets
+
+    def _plan_with_new_views(self, start_at: StreamOffsets, plan: Callable[[], T]) -> T:
+        """Return ``plan()``. If a stream was deleted since the newest views, call it again with new views.
+
+        The watch notices the deletion a moment later. Until then, the leader rejects requests for the range of the deleted stream.
+        ``start_at``: start of the micro-batch.
+        """
+        try:
+            return plan()
+        except NotFoundError:
+            self._open_catalog().views(known=(start_at,))
+            return plan()
 
     def _readable_starts(self, views: Views, starts: Bounds, ends: Bounds) -> Bounds:
         """Return ``starts`` for the limits of a micro-batch up to ``ends``: without deleted records, if their loss is no error.
@@ -410,26 +427,28 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         with with_error_code():
             start_at, ended = StreamOffsets.from_json(start), StreamOffsets.from_json(end)
-            if (
-                ended.began and not start_at.began
-            ):  # micro-batch 0, perhaps again: startingOffsets may mean another offset by now
-                start_at = replace(ended, next_offsets=ended.began, epochs=self._epochs_began(start_at, ended), began={})
-            views = self._open_catalog().views_reaching(ended, start_at)
-            recreated_streams = self._recreated_streams(ended.uids, _uids(views))
-            again = self._recreated_streams(start_at.uids, ended.uids) | recreated_streams
-            if not self.options.accept_recreated:
-                check_uids(start_at.uids, _uids(views))
-            from_zero = self._streams_from_zero(start_at.uids, ended.uids)
-            firsts = {key: 0 for key in ended.next_offsets if key[0] in from_zero - again}
-            starts = {**firsts, **without(ended.added, recreated_streams), **without(start_at.next_offsets, again)}
-            ranges, losses = plan_ranges(
-                views,
-                starts,
-                without(ended.next_offsets, recreated_streams),
-                fail_on_data_loss=self.options.fail_on_data_loss,
-            )
-            same = {key: epoch for key, epoch in start_at.epochs.items() if key[0] not in again}
-            ranges = _split(with_epochs(ranges, same, _epochs_of_ends(ended, ranges)), self.options, self._open_catalog())
+            return self._plan_with_new_views(start_at, lambda: self._planned_tasks(start_at, ended))
+
+    def _planned_tasks(self, start_at: StreamOffsets, ended: StreamOffsets) -> list[InputPartition]:
+        """Return the ranges of the micro-batch from ``start_at`` to ``ended``, one for each task."""
+        if ended.began and not start_at.began:  # micro-batch 0, perhaps again: startingOffsets may mean another offset by now
+            start_at = replace(ended, next_offsets=ended.began, epochs=self._epochs_began(start_at, ended), began={})
+        views = self._open_catalog().views_reaching(ended, start_at)
+        recreated_streams = self._recreated_streams(ended.uids, _uids(views))
+        again = self._recreated_streams(start_at.uids, ended.uids) | recreated_streams
+        if not self.options.accept_recreated:
+            check_uids(start_at.uids, _uids(views))
+        from_zero = self._streams_from_zero(start_at.uids, ended.uids)
+        firsts = {key: 0 for key in ended.next_offsets if key[0] in from_zero - again}
+        starts = {**firsts, **without(ended.added, recreated_streams), **without(start_at.next_offsets, again)}
+        ranges, losses = plan_ranges(
+            views,
+            starts,
+            without(ended.next_offsets, recreated_streams),
+            fail_on_data_loss=self.options.fail_on_data_loss,
+        )
+        same = {key: epoch for key, epoch in start_at.epochs.items() if key[0] not in again}
+        ranges = _split(with_epochs(ranges, same, _epochs_of_ends(ended, ranges)), self.options, self._open_catalog())
         return _input_partitions(ranges, [*losses, *_unread_records(start_at, ended, again)])
 
     def _streams_from_zero(self, known: Mapping[str, str], now: Mapping[str, str]) -> set[str]:

@@ -40,6 +40,27 @@ def test_spark_offset_watch_of_a_streaming_query_reports_new_records_without_pol
     assert ranges(restarted.partitions(end, later)) == [(0, 10, 17)], "who knows nothing asks"
 
 
+@pytest.mark.parametrize("limit", [{"maxBytesPerTrigger": "1"}, {"minPartitions": "2"}])
+def test_spark_offset_watch_of_a_stream_that_was_just_recreated_returns_its_beginning(
+    source: Open, node: FakeNode, limit: dict[str, str]
+) -> None:
+    """The watch does not know the new stream yet when the source asks its leader for the size of a range."""
+    log = node.add_stream("orders").partitions[0]
+    for _ in range(3):
+        append(log, 10)
+    reader = streaming(source(startingOffsets="earliest", onRecreated="earliest", **limit))
+    start = reader.latestOffset(reader.initialOffset(), ReadMaxRows(10))
+    reader.latestOffset(start, reader.getDefaultReadLimit())
+    log = node.add_stream("orders", uid="again").partitions[0]
+    for _ in range(3):
+        append(log, 10)
+    begins: list[int] = []
+    while not begins:
+        end = reader.latestOffset(start, reader.getDefaultReadLimit())
+        begins, start = [begin for _, begin, _ in ranges(reader.partitions(start, end))], end
+    assert (start["orders"]["uid"], begins[0]) == ("again", 0)
+
+
 def test_spark_offset_watch_of_a_recreated_or_truncated_stream_ends_the_query_with_an_error(
     source: Open, node: FakeNode
 ) -> None:
