@@ -545,6 +545,8 @@ class StatelessReads:
 
     async def _stream(self, question: JsRequest) -> tuple[StreamInfo, int]:
         stream = await self.client.stream(question.stream)
+        if question.partition >= len(stream.partitions):  # the answering controller may be behind
+            stream = StreamInfo.of(await self.client._streams.newest_stream(question.stream))
         if question.partition >= len(stream.partitions):
             raise not_found(question.kind)
         return stream, question.partition
