@@ -80,6 +80,8 @@ MAX_SUBJECTS_OF_ANSWER = 1024
 """Maximum number of subjects whose newest messages one answer has, as in nats-server."""
 MAX_BYTES = 8 * 1024 * 1024
 """Maximum size of the records of one answer with keys, subjects and headers, in bytes. The next request continues after them."""
+MAX_HELD_BYTES = 64 * 1024 * 1024
+"""Maximum size of the records that all requests for the newest messages of subjects hold at a time, in bytes."""
 _OPTIONS = ReadOptions(max_bytes=128 * 1024, wait_s=0, answer_timeout_s=2.0, patience_s=PATIENCE_S, read_ahead=1)
 _ONE_RECORD = replace(_OPTIONS, max_bytes=4096)
 _Records = Iteration[Record] | AsyncGenerator[Record, None]
@@ -497,6 +499,32 @@ class LoopPauses:
             self._began_s = time.monotonic()
 
 
+class HeldRecords:
+    """Newest record of each subject (``by_subject``) that one request holds until its answer is sent. ``reads``: counts their size."""
+
+    def __init__(self, reads: StatelessReads) -> None:
+        self._reads = reads
+        self._size_bytes = 0
+        self.by_subject: dict[str, Record] = {}
+
+    def add(self, record: Record) -> None:
+        """Add the newest record of its subject. Raise JsRefusal if this request or all requests together hold too much."""
+        size_bytes = size_of(record)
+        self.by_subject[record.subject] = record
+        self._size_bytes += size_bytes
+        self._reads.held_bytes += size_bytes
+        if self._size_bytes > MAX_BYTES or len(self.by_subject) > MAX_SUBJECTS_OF_ANSWER:
+            raise JsRefusal(413, 0, "Too Many Results")
+        if self._reads.held_bytes > MAX_HELD_BYTES:
+            raise JsRefusal(429, 0, "Too Many Requests")
+
+    def drop(self) -> None:
+        """Drop all records."""
+        self.by_subject.clear()
+        self._reads.held_bytes -= self._size_bytes
+        self._size_bytes = 0
+
+
 @dataclass
 class StatelessReads:
     """Answers JetStream read requests."""
@@ -504,6 +532,8 @@ class StatelessReads:
     client: Client
     domain: str
     wall_ns: Callable[[], int] = field(default=time.time_ns)
+    held_bytes: int = field(default=0, init=False)
+    """Size of the records that requests for the newest messages of subjects hold now, in bytes."""
     _places_at_once: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PLACES_AT_ONCE), init=False)
 
     async def answer(self, rest: str, body: bytes) -> AsyncGenerator[JsAnswer, None]:
@@ -737,39 +767,42 @@ class StatelessReads:
     async def _newest_of_each(self, question: JsRequest, bounds: Bounds, name: str, subject: str) -> AsyncIterator[JsAnswer]:
         """Yield the newest record of each subject that matches the request, in log order, up to the requested end.
 
-        The whole log is read, unless the request names the subjects without wildcards.
+        The whole log is read, unless the request names the subjects without wildcards. The node holds all records of the answer. If
+        other requests hold too many, the request is rejected with 429.
         """
-        newest = await self._up_to(question, bounds)
+        newest, held = await self._up_to(question, bounds), HeldRecords(self)
+        try:
+            await self._hold_newest(question, bounds, newest, held)
+            chosen = sorted(held.by_subject.values(), key=lambda record: record.offset)
+            if not chosen:
+                raise _no_message(question.kind)
+            limit = question.batch or len(chosen)
+            last, pauses = 0, LoopPauses()
+            for place, record in enumerate(chosen[:limit]):
+                await pauses.pause()
+                numbers = ("Nats-Num-Pending", len(chosen) - 1 - place), ("Nats-Last-Sequence", last)
+                yield direct(name, record, subject, numbers)
+                last = record.offset + 1
+            rest = ("Nats-Num-Pending", len(chosen) - len(chosen[:limit])), ("Nats-Last-Sequence", last)
+            yield status(204, "EOB", *rest, ("Nats-UpTo-Sequence", newest + 1))
+        finally:
+            held.drop()
+
+    async def _hold_newest(self, question: JsRequest, bounds: Bounds, newest: int, held: HeldRecords) -> None:
+        """Read the newest record of each subject that matches the request, from the offset ``newest`` down, into ``held``."""
         literal = {one for one in question.subjects if "*" not in one and ">" not in one}
         sought = literal if len(literal) == len(question.subjects) else None
-        newest_by_subject: dict[str, Record] = {}
-        size_bytes = 0
         pauses = LoopPauses()
         records = self._read(question.stream, question.partition, bounds, newest, question.subjects, backwards=True)
         try:
             async for record in records:
                 await pauses.pause()
-                if record.subject not in newest_by_subject:
-                    newest_by_subject[record.subject] = record
-                    size_bytes += size_of(record)
-                    if size_bytes > MAX_BYTES or len(newest_by_subject) > MAX_SUBJECTS_OF_ANSWER:
-                        raise JsRefusal(413, 0, "Too Many Results")
-                    if newest_by_subject.keys() == sought:
+                if record.subject not in held.by_subject:
+                    held.add(record)
+                    if held.by_subject.keys() == sought:
                         break
         finally:
             await records.aclose()
-        chosen = sorted(newest_by_subject.values(), key=lambda record: record.offset)
-        if not chosen:
-            raise _no_message(question.kind)
-        limit = question.batch or len(chosen)
-        last = 0
-        for place, record in enumerate(chosen[:limit]):
-            await pauses.pause()
-            numbers = ("Nats-Num-Pending", len(chosen) - 1 - place), ("Nats-Last-Sequence", last)
-            yield direct(name, record, subject, numbers)
-            last = record.offset + 1
-        rest = ("Nats-Num-Pending", len(chosen) - len(chosen[:limit])), ("Nats-Last-Sequence", last)
-        yield status(204, "EOB", *rest, ("Nats-UpTo-Sequence", newest + 1))
 
     async def _up_to(self, question: JsRequest, bounds: Bounds) -> int:
         """Return the offset of the newest record that the answer may contain, inclusive. The request may set an end."""

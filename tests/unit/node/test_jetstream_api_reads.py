@@ -7,6 +7,7 @@ import base64
 import json
 import re
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -404,6 +405,21 @@ async def test_jetstream_newest_messages_of_too_many_subjects_return_the_status_
         await connection.request("many.1024", b"", timeout=20)
         (answer,) = await parts(client, "DIRECT.GET.many", multi_last=["many.>"])
         assert direct(answer)[0] == "413 Too Many Results"
+
+
+async def test_jetstream_newest_messages_of_many_requests_at_once_are_bounded(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jetstream_reads, "MAX_HELD_BYTES", 30)
+    reads, body = StatelessReads(client, "liftpy"), b'{"multi_last": ["orders.*"]}'
+
+    async def answered() -> list[Any]:
+        return [direct(part)[0] async for part in reads.answer("DIRECT.GET.orders", body)]
+
+    async with aclosing(reads.answer("DIRECT.GET.orders", body)) as slow:
+        assert direct(await anext(slow))[0] == b"v4"
+        assert await answered() == ["429 Too Many Requests"]
+    assert await answered() == [b"v4", b"v5", "204 EOB"], "the first request holds nothing after its end"
 
 
 @pytest.mark.parametrize("fields", [{"seq": 1, "batch": 500}, {"multi_last": ["orders.>"]}])
