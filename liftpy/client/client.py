@@ -508,7 +508,7 @@ class Client:
         """
 
         async def find() -> Address:
-            return address_of(await self._streams.current_stream(stream), partition, subject)
+            return address_of(await self._streams.stream_with_partition(stream, partition), partition, subject)
 
         async def opened() -> Publisher:
             check_published(stream)

@@ -193,12 +193,12 @@ class Cursor:
     async def _key(self, partition: int) -> PartitionKey:
         """Return the key of a partition of the current stream. Raise NotFoundError if the stream was created again."""
         streams = self._client._streams
+        check_partition(partition)
         stream = await streams.stream(self.stream)
-        if stream.uid != self._uid:  # the answering controller may be behind
+        if stream.uid != self._uid or partition >= len(stream.partitions):  # the answering controller may be behind
             stream = await streams.newest_stream(self.stream)
         if stream.uid != self._uid:
             raise self._recreated_error()
-        check_partition(partition)
         if partition >= len(stream.partitions):
             raise ConfigError(
                 f"Stream {self.stream} has no partition {partition}. It has {len(stream.partitions)} partitions, "

@@ -96,8 +96,16 @@ class StreamDirectory:
         """
         known = self.cached.get(stream)
         if refresh or known is None or partition >= len(known.partitions):
-            known = await self.current_stream(stream)
+            known = await self.stream_with_partition(stream, partition)
         return known
+
+    async def stream_with_partition(self, stream: str, partition: int) -> StreamImage:
+        """Request the stream, as ``current_stream`` does. If it lacks this partition, ask the metadata leader.
+
+        The controller that answers first may be behind. The result may still lack the partition.
+        """
+        image = await self.current_stream(stream)
+        return await self.newest_stream(stream) if partition >= len(image.partitions) else image
 
     async def current_stream(self, stream: str) -> StreamImage:
         """Request the stream from the metadata group and return it.
@@ -135,10 +143,7 @@ class StreamDirectory:
         chosen = options or ReadOptions()
 
         async def now() -> PartitionState:
-            image = await self.current_stream(stream)
-            if partition >= len(image.partitions):  # the answering controller may be behind
-                image = await self.newest_stream(stream)
-            return partition_state(image, partition)
+            return partition_state(await self.stream_with_partition(stream, partition), partition)
 
         nearest = ReplicaSelector(chosen.near, now, self.requests.nodes_near) if chosen.near or chosen.nearest else None
         reader = PartitionReader(self.requests.transport, self.requests.subjects, stream, partition, chosen, now, nearest)
@@ -161,7 +166,7 @@ class StreamDirectory:
         name, chosen = name_for(id, source if isinstance(source, Source) else None), options or ProducerOptions()
 
         async def find(partition: int) -> Address:
-            return address_of(await self.current_stream(stream), partition)
+            return address_of(await self.stream_with_partition(stream, partition), partition)
 
         async def opened_on(known: StreamImage) -> Producer:
             check_answers(known)

@@ -21,7 +21,7 @@ from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 from sidecar.runtime.tasks import start_attended
 from sidecar.status.cluster_poller import ClusterPoller
-from sidecar.status.http import LOOPBACK, TEXT, EventStreamResponse, HttpServer, host_of, http
+from sidecar.status.http import FOREIGN_SITE, LOOPBACK, TEXT, EventStreamResponse, HttpServer, host_of, http, is_of_foreign_site
 from sidecar.status.pages import Site
 from sidecar.status.records import RecordsBrowser, RecordsQuery, query_text
 
@@ -122,6 +122,8 @@ class ClusterSite:
         words = request.split(b"\r\n", 1)[0].split()
         if host_of(request) not in self._names:
             return http("421 Misdirected Request", TEXT, b"this host name is not allowed; add it with --hostname\n")
+        if is_of_foreign_site(request):
+            return http("403 Forbidden", TEXT, FOREIGN_SITE)
         if len(words) != 3 or words[0] != b"GET":
             return http("405 Method Not Allowed", TEXT, b"GET only\n")
         path, _, query = words[1].partition(b"?")

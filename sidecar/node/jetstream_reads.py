@@ -68,6 +68,8 @@ _HEADER_NAME = re.compile(rb"[!-9;-~]+")
 """Header name that NATS clients accept: visible ASCII characters, except the colon."""
 PATIENCE_S = 4.0
 """Maximum time to compute an answer, in seconds. Clients wait for 5 s by default."""
+BATCH_PATIENCE_S = 3.5
+"""Time after which a batch ends with the messages that were sent until then, in seconds."""
 LIST_PATIENCE_S = 3.0
 """Maximum time in which a list reads the state of its streams, in seconds. The answer names the others as missing."""
 PLACES_AT_ONCE = 32
@@ -77,7 +79,9 @@ SLICE_S = 0.002
 MAX_SUBJECTS_OF_ANSWER = 1024
 """Maximum number of subjects whose newest messages one answer has, as in nats-server."""
 MAX_BYTES = 8 * 1024 * 1024
-"""Maximum size of the records of one answer, in bytes. The next request continues after them."""
+"""Maximum size of the records of one answer with keys, subjects and headers, in bytes. The next request continues after them."""
+MAX_HELD_BYTES = 64 * 1024 * 1024
+"""Maximum size of the records that all requests for the newest messages of subjects hold at a time, in bytes."""
 _OPTIONS = ReadOptions(max_bytes=128 * 1024, wait_s=0, answer_timeout_s=2.0, patience_s=PATIENCE_S, read_ahead=1)
 _ONE_RECORD = replace(_OPTIONS, max_bytes=4096)
 _Records = Iteration[Record] | AsyncGenerator[Record, None]
@@ -447,6 +451,12 @@ def direct(stream: str, record: Record, default_subject: str, numbers: Iterable[
     return JsAnswer(record.value or b"", b"NATS/1.0\r\n" + header_block(record) + lines + b"\r\n")
 
 
+def size_of(record: Record) -> int:
+    """Return the size of a record in an answer, in bytes: value, key, subject and headers."""
+    headers = sum(len(name) + len(value) for name, value in record.headers)
+    return len(record.value or b"") + len(record.key or b"") + len(record.subject) + headers
+
+
 def header_block(record: Record) -> bytes:
     """Return the headers of a record as a NATS header block. The key is added as ``Lift-Key`` if it fits into a header line.
 
@@ -489,6 +499,32 @@ class LoopPauses:
             self._began_s = time.monotonic()
 
 
+class HeldRecords:
+    """Newest record of each subject (``by_subject``) that one request holds until its answer is sent. ``reads``: counts their size."""
+
+    def __init__(self, reads: StatelessReads) -> None:
+        self._reads = reads
+        self._size_bytes = 0
+        self.by_subject: dict[str, Record] = {}
+
+    def add(self, record: Record) -> None:
+        """Add the newest record of its subject. Raise JsRefusal if this request or all requests together hold too much."""
+        size_bytes = size_of(record)
+        self.by_subject[record.subject] = record
+        self._size_bytes += size_bytes
+        self._reads.held_bytes += size_bytes
+        if self._size_bytes > MAX_BYTES or len(self.by_subject) > MAX_SUBJECTS_OF_ANSWER:
+            raise JsRefusal(413, 0, "Too Many Results")
+        if self._reads.held_bytes > MAX_HELD_BYTES:
+            raise JsRefusal(429, 0, "Too Many Requests")
+
+    def drop(self) -> None:
+        """Drop all records."""
+        self.by_subject.clear()
+        self._reads.held_bytes -= self._size_bytes
+        self._size_bytes = 0
+
+
 @dataclass
 class StatelessReads:
     """Answers JetStream read requests."""
@@ -496,6 +532,8 @@ class StatelessReads:
     client: Client
     domain: str
     wall_ns: Callable[[], int] = field(default=time.time_ns)
+    held_bytes: int = field(default=0, init=False)
+    """Size of the records that requests for the newest messages of subjects hold now, in bytes."""
     _places_at_once: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PLACES_AT_ONCE), init=False)
 
     async def answer(self, rest: str, body: bytes) -> AsyncGenerator[JsAnswer, None]:
@@ -510,8 +548,6 @@ class StatelessReads:
             yield rejection_answer(kind, refusal)
         except NotFoundError:
             yield rejection_answer(kind, not_found(kind))
-        except OffsetOutOfRangeError:  # retention was faster
-            yield rejection_answer(kind, _no_message(kind))
         except TimeoutError:
             hint = "say where to begin, or read with a consumer" if kind is Kind.MESSAGE else "retry"
             yield rejection_answer(kind, _late(kind, f"no answer within {PATIENCE_S:g} s: {hint}"))
@@ -539,6 +575,8 @@ class StatelessReads:
 
     async def _stream(self, question: JsRequest) -> tuple[StreamInfo, int]:
         stream = await self.client.stream(question.stream)
+        if question.partition >= len(stream.partitions):  # the answering controller may be behind
+            stream = StreamInfo.of(await self.client._streams.newest_stream(question.stream))
         if question.partition >= len(stream.partitions):
             raise not_found(question.kind)
         return stream, question.partition
@@ -597,15 +635,18 @@ class StatelessReads:
         return [(at, states.get(key)) for at, key in places if key not in deleted]
 
     async def _place(self, stream: StreamInfo, partition: int) -> JsPartition:
-        name = stream.name
-        bounds = await self.client.bounds(name, partition, options=_OPTIONS)
-        first = last = None
-        if bounds.high_watermark >= bounds.log_start_offset:
-            read = partial(self._read, name, partition, bounds, options=_ONE_RECORD)
-            first = await self._first(read(bounds.log_start_offset))
-            last = await self._first(read(bounds.high_watermark, backwards=True))
-        times = (None if record is None else record.timestamp_ns for record in (first, last))
-        return JsPartition(stream, partition, bounds, *times)
+        while True:
+            bounds = await self.client.bounds(stream.name, partition, options=_OPTIONS)
+            first = last = None
+            try:
+                if bounds.high_watermark >= bounds.log_start_offset:
+                    read = partial(self._read, stream.name, partition, bounds, options=_ONE_RECORD)
+                    first = await self._first(read(bounds.log_start_offset))
+                    last = await self._first(read(bounds.high_watermark, backwards=True))
+            except OffsetOutOfRangeError:  # retention was faster
+                continue
+            times = (None if record is None else record.timestamp_ns for record in (first, last))
+            return JsPartition(stream, partition, bounds, *times)
 
     # ---- records -----------------------------------------------------------------------------------------------------
     def _read(
@@ -635,8 +676,6 @@ class StatelessReads:
         try:
             async for record in records:
                 return record
-        except OffsetOutOfRangeError:
-            pass  # retention was faster
         finally:
             await records.aclose()
         return None
@@ -644,15 +683,20 @@ class StatelessReads:
     async def _records(self, question: JsRequest) -> AsyncIterator[JsAnswer]:
         stream, partition = await self._stream(question)
         name, subject = stream_of(stream.name, partition), data_subject(stream.subject, partition)
-        bounds = await self.client.bounds(stream.name, partition, options=_OPTIONS)
         if question.multi:
-            parts = self._newest_of_each(question, bounds, name, subject)
+            answers = self._newest_of_each
         elif question.batch:
-            parts = self._batch(question, bounds, name, subject)
+            answers = self._batch
         else:
-            parts = self._one(question, bounds, name, subject)
-        async for part in parts:
-            yield part
+            answers = self._one
+        while True:
+            bounds = await self.client.bounds(stream.name, partition, options=_OPTIONS)
+            try:
+                async for part in answers(question, bounds, name, subject):
+                    yield part
+            except OffsetOutOfRangeError:  # retention was faster than the first message
+                continue
+            return
 
     async def _one(self, question: JsRequest, bounds: Bounds, name: str, subject: str) -> AsyncIterator[JsAnswer]:
         stream, partition, wanted = question.stream, question.partition, question.subjects
@@ -678,25 +722,44 @@ class StatelessReads:
     async def _batch(self, question: JsRequest, bounds: Bounds, name: str, subject: str) -> AsyncIterator[JsAnswer]:
         """Yield the answers to a batch get: the matching records in log order, and a final status line.
 
-        ``Nats-Num-Pending`` is exact without a filter and without compaction. Otherwise it is an upper bound.
+        ``Nats-Num-Pending`` is exact without a filter and without compaction. Otherwise it is an upper bound. If the next records
+        do not arrive in time, the batch ends after the last one. If retention deletes the next records, it continues after them.
+        Before the first message, it raises TimeoutError and OffsetOutOfRangeError.
         """
-        start, most_bytes = await self._start(question), min(question.max_bytes or MAX_BYTES, MAX_BYTES)
-        records = self._read(question.stream, question.partition, bounds, start, question.subjects)
-        count = size_bytes = last = pending = 0
+        start = await self._start(question)
+        most_value_bytes = min(question.max_bytes or MAX_BYTES, MAX_BYTES)
+        count = value_bytes = size_bytes = last = pending = 0
+        records: _Records = _none()
         pauses = LoopPauses()
         try:
-            async for record in records:
-                await pauses.pause()
-                pending = bounds.high_watermark - record.offset
-                numbers = ("Nats-Num-Pending", pending), ("Nats-Last-Sequence", last)
-                yield direct(name, record, subject, numbers)
-                count, last, size_bytes = count + 1, record.offset + 1, size_bytes + len(record.value or b"")
-                if count >= question.batch or size_bytes >= most_bytes:
-                    break
-            else:
-                pending = 0
-        finally:
-            await records.aclose()
+            async with asyncio.timeout(BATCH_PATIENCE_S):
+                while True:
+                    records = self._read(question.stream, question.partition, bounds, start, question.subjects)
+                    try:
+                        async for record in records:
+                            await pauses.pause()
+                            pending = bounds.high_watermark - record.offset
+                            numbers = ("Nats-Num-Pending", pending), ("Nats-Last-Sequence", last)
+                            yield direct(name, record, subject, numbers)
+                            count, last, size_bytes = count + 1, record.offset + 1, size_bytes + size_of(record)
+                            value_bytes += len(record.value or b"")
+                            if count >= question.batch or value_bytes >= most_value_bytes or size_bytes >= MAX_BYTES:
+                                break
+                        else:
+                            pending = 0
+                        break
+                    except OffsetOutOfRangeError:
+                        if not count:
+                            raise
+                        fresh = await self.client.bounds(question.stream, question.partition, options=_OPTIONS)
+                        if fresh.uid != bounds.uid:
+                            raise not_found(question.kind) from None
+                        start, bounds = last, replace(bounds, log_start_offset=fresh.log_start_offset)
+                    finally:
+                        await records.aclose()
+        except TimeoutError:
+            if not count:
+                raise
         if not count:
             raise _no_message(question.kind)
         yield status(204, "EOB", ("Nats-Num-Pending", pending), ("Nats-Last-Sequence", last))
@@ -704,39 +767,42 @@ class StatelessReads:
     async def _newest_of_each(self, question: JsRequest, bounds: Bounds, name: str, subject: str) -> AsyncIterator[JsAnswer]:
         """Yield the newest record of each subject that matches the request, in log order, up to the requested end.
 
-        The whole log is read, unless the request names the subjects without wildcards.
+        The whole log is read, unless the request names the subjects without wildcards. The node holds all records of the answer. If
+        other requests hold too many, the request is rejected with 429.
         """
-        newest = await self._up_to(question, bounds)
+        newest, held = await self._up_to(question, bounds), HeldRecords(self)
+        try:
+            await self._hold_newest(question, bounds, newest, held)
+            chosen = sorted(held.by_subject.values(), key=lambda record: record.offset)
+            if not chosen:
+                raise _no_message(question.kind)
+            limit = question.batch or len(chosen)
+            last, pauses = 0, LoopPauses()
+            for place, record in enumerate(chosen[:limit]):
+                await pauses.pause()
+                numbers = ("Nats-Num-Pending", len(chosen) - 1 - place), ("Nats-Last-Sequence", last)
+                yield direct(name, record, subject, numbers)
+                last = record.offset + 1
+            rest = ("Nats-Num-Pending", len(chosen) - len(chosen[:limit])), ("Nats-Last-Sequence", last)
+            yield status(204, "EOB", *rest, ("Nats-UpTo-Sequence", newest + 1))
+        finally:
+            held.drop()
+
+    async def _hold_newest(self, question: JsRequest, bounds: Bounds, newest: int, held: HeldRecords) -> None:
+        """Read the newest record of each subject that matches the request, from the offset ``newest`` down, into ``held``."""
         literal = {one for one in question.subjects if "*" not in one and ">" not in one}
         sought = literal if len(literal) == len(question.subjects) else None
-        newest_by_subject: dict[str, Record] = {}
-        size_bytes = 0
         pauses = LoopPauses()
         records = self._read(question.stream, question.partition, bounds, newest, question.subjects, backwards=True)
         try:
             async for record in records:
                 await pauses.pause()
-                if record.subject not in newest_by_subject:
-                    newest_by_subject[record.subject] = record
-                    size_bytes += len(record.value or b"")
-                    if size_bytes > MAX_BYTES or len(newest_by_subject) > MAX_SUBJECTS_OF_ANSWER:
-                        raise JsRefusal(413, 0, "Too Many Results")
-                    if newest_by_subject.keys() == sought:
+                if record.subject not in held.by_subject:
+                    held.add(record)
+                    if held.by_subject.keys() == sought:
                         break
         finally:
             await records.aclose()
-        chosen = sorted(newest_by_subject.values(), key=lambda record: record.offset)
-        if not chosen:
-            raise _no_message(question.kind)
-        limit = question.batch or len(chosen)
-        last = 0
-        for place, record in enumerate(chosen[:limit]):
-            await pauses.pause()
-            numbers = ("Nats-Num-Pending", len(chosen) - 1 - place), ("Nats-Last-Sequence", last)
-            yield direct(name, record, subject, numbers)
-            last = record.offset + 1
-        rest = ("Nats-Num-Pending", len(chosen) - len(chosen[:limit])), ("Nats-Last-Sequence", last)
-        yield status(204, "EOB", *rest, ("Nats-UpTo-Sequence", newest + 1))
 
     async def _up_to(self, question: JsRequest, bounds: Bounds) -> int:
         """Return the offset of the newest record that the answer may contain, inclusive. The request may set an end."""

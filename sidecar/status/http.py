@@ -3,6 +3,9 @@
 A request with an unknown host name is rejected (421). Otherwise a foreign site whose name points to this port could
 read the pages. The content security policy lets a browser load only scripts, styles and data of this server. So a name
 that looks like HTML stays text.
+
+A request that a foreign site makes the browser send, such as for an image, is rejected too (403). The site could not
+read the answer. But each read of records makes an audit event, and each live page uses a place.
 """
 
 from __future__ import annotations
@@ -41,6 +44,9 @@ class EventStreamResponse(NamedTuple):
     events: AsyncGenerator[bytes, None]
 
 
+FOREIGN_SITE = b"a page of another site may not load this page\n"
+"""Text of the rejection (403) of a request for which ``is_of_foreign_site`` returns True."""
+
 Respond = Callable[[bytes], "bytes | Awaitable[bytes | EventStreamResponse]"]
 """Function from the head of an HTTP request to its answer."""
 
@@ -70,6 +76,20 @@ def host_of(request: bytes) -> bytes:
         return b""
     name, _, port = hosts[0].rpartition(b":")
     return name if port.isdigit() else hosts[0]
+
+
+def is_of_foreign_site(request: bytes) -> bool:
+    """Return whether a page of another site made the browser send the HTTP request, other than by a link that a person follows.
+
+    Browsers say it in ``Sec-Fetch-`` headers, which no script can change. Other clients do not send them.
+    """
+    headers = dict.fromkeys((b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest"), b"")
+    for line in request.split(b"\r\n")[1:]:
+        name, _, value = line.partition(b":")
+        if name.lower() in headers:
+            headers[name.lower()] = value.strip().lower()
+    site, mode, destination = headers.values()
+    return site in (b"cross-site", b"same-site") and (mode, destination) != (b"navigate", b"document")
 
 
 class HttpServer:

@@ -73,7 +73,17 @@ from sidecar.status.answers import (
 from sidecar.status.cluster_poller import ClusterPoller
 from sidecar.status.figures import Figures, NodeFigures
 from sidecar.status.health import ASKED, Health
-from sidecar.status.http import JSON, LOOPBACK, TEXT, EventStreamResponse, HttpServer, host_of, http
+from sidecar.status.http import (
+    FOREIGN_SITE,
+    JSON,
+    LOOPBACK,
+    TEXT,
+    EventStreamResponse,
+    HttpServer,
+    host_of,
+    http,
+    is_of_foreign_site,
+)
 from sidecar.status.merged_status import NodeStatus
 from sidecar.status.metric_names import MOST_PARTITIONS
 from sidecar.status.report import Reporter
@@ -342,6 +352,8 @@ class StatusHandler:
                 TEXT,
                 b"this page has the names 127.0.0.1 and localhost, and those of dashboard_hostnames\n",
             )
+        if is_of_foreign_site(request):
+            return http("403 Forbidden", TEXT, FOREIGN_SITE)
         if len(words) != 3 or words[0] not in (b"GET", b"HEAD"):
             return http("405 Method Not Allowed", TEXT, b"GET only\n")
         if path in _HEALTH and self.health is not None:

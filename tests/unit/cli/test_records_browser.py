@@ -42,8 +42,8 @@ class Browsed:
             raise self.refusal
         self.reads.append(query)
 
-    async def get(self, path: str) -> str:
-        answer = self.site.respond(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+    async def get(self, path: str, headers: str = "") -> str:
+        answer = self.site.respond(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{headers}\r\n".encode())
         body = answer if isinstance(answer, bytes) else await answer
         assert isinstance(body, bytes)
         return body.decode()
@@ -131,6 +131,21 @@ async def test_dashboard_request_with_another_host_name_is_rejected_with_the_opt
     option = next(word for word in answer.split() if word.startswith(b"--")).decode()
     assert answer.startswith(b"HTTP/1.1 421")
     assert option in [name for param in dashboard.params for name in param.opts]
+
+
+@pytest.mark.parametrize(
+    ("site", "destination", "count"),
+    [("cross-site", "image", 0), ("same-site", "empty", 0), ("cross-site", "document", 1), ("same-origin", "empty", 1)],
+)
+async def test_records_browser_reads_nothing_for_a_page_of_another_site(
+    client: Client, site: str, destination: str, count: int
+) -> None:
+    browsed = Browsed(client)
+    mode = "navigate" if destination == "document" else "no-cors"
+    headers = f"Sec-Fetch-Site: {site}\r\nSec-Fetch-Mode: {mode}\r\nSec-Fetch-Dest: {destination}\r\n"
+    text = await browsed.get("/records/orders", headers)
+    assert text.startswith("HTTP/1.1 200" if count else "HTTP/1.1 403")
+    assert len(browsed.reads) == count
 
 
 def test_records_query_with_an_invalid_stream_name_is_rejected() -> None:

@@ -16,16 +16,23 @@ from liftpy.client.stream_directory import StreamDirectory
 from liftpy.core.metadata.image import StreamImage
 from liftpy.errors import NotFoundError
 from liftpy.nats.transport import NoRespondersError
-from liftpy.testing.memory import memory_cluster
+from liftpy.testing.memory import MemoryCluster, memory_cluster
+from sidecar.node.jetstream_reads import StatelessReads
 
 NEW_ONLY = [b"new 0", b"new 1"]
 Behind = Callable[[], Awaitable[None]]
 
 
 @pytest.fixture
-async def client() -> AsyncIterator[Client]:
-    async with memory_cluster() as cluster, cluster.client() as made:
-        await asyncio.to_thread(cluster.serve_groups)
+async def cluster() -> AsyncIterator[MemoryCluster]:
+    async with memory_cluster() as made:
+        await asyncio.to_thread(made.serve_groups)
+        yield made
+
+
+@pytest.fixture
+async def client(cluster: MemoryCluster) -> AsyncIterator[Client]:
+    async with cluster.client() as made:
         await made.create_stream("orders", "orders")
         yield made
 
@@ -134,6 +141,24 @@ async def test_client_finds_a_stream_that_was_just_created(client: Client, behin
     else:
         async with calls[how]():
             pass
+
+
+@pytest.mark.parametrize("how", ["publisher", "cursor", "JetStream"])
+async def test_client_finds_a_partition_that_another_client_just_added(
+    cluster: MemoryCluster, client: Client, behind: Behind, how: str
+) -> None:
+    await behind()
+    await add_partition(client)
+    async with cluster.client() as other:
+        if how == "publisher":
+            async with other.publisher("orders", 1) as publisher:
+                assert (await (await publisher.send(b"new"))).offset == 1
+        elif how == "cursor":
+            async with other.cursor("nightly", "orders") as cursor:
+                await cursor.commit(1, partition=1)
+        else:
+            reads = StatelessReads(other, "liftpy")
+            assert [answer.payload async for answer in reads.answer("DIRECT.GET.orders:1", b'{"seq": 1}')] == [b"old"]
 
 
 async def test_cursor_of_a_recreated_stream_commits_and_reads(client: Client, behind: Behind) -> None:

@@ -7,6 +7,7 @@ import base64
 import json
 import re
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -156,6 +157,75 @@ async def test_jetstream_get_below_the_log_start_returns_not_found(client: Clien
         assert direct(below) == ("404 Message Not Found", {})
 
 
+async def create_large(client: Client) -> None:
+    """Create the stream ``large`` with 20 records of 200 kB, so that a node reads it with many requests."""
+    await client.create_stream("large", "large")
+    async with client.publisher("large") as publisher:
+        for _ in range(20):
+            await publisher.send(b"v" * 200_000)
+
+
+@pytest.mark.parametrize("fields", [{"seq": 13, "batch": 20}, {"seq": 13, "next_by_subj": "large"}])
+async def test_jetstream_get_during_retention_returns_the_first_message_that_is_left(
+    fields: dict[str, Any], client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create_large(client)
+    bounds = client.bounds
+
+    async def bounds_before_retention(*arguments: Any, **named: Any) -> Any:
+        found = await bounds(*arguments, **named)
+        await client.admin.truncate_before("large", 0, 15)
+        return found
+
+    monkeypatch.setattr(client, "bounds", bounds_before_retention)
+    found = [direct(part)[1]["Nats-Sequence"] for part in await parts(client, "DIRECT.GET.large", **fields) if part.payload]
+    assert found == [str(sequence) for sequence in range(15, 21)][: 6 if "batch" in fields else 1]
+    await client.admin.truncate_before("large", 0, 14)
+    assert (await said(client, "STREAM.INFO.large"))["state"]["first_ts"] > "2000"
+
+
+async def test_jetstream_batch_during_retention_continues_after_the_deleted_messages(client: Client) -> None:
+    await create_large(client)
+    sequences = list[int]()
+    async for part in StatelessReads(client, "liftpy").answer("DIRECT.GET.large", b'{"seq": 1, "batch": 20}'):
+        status, headers = direct(part)
+        if part.payload:
+            sequences.append(int(headers["Nats-Sequence"]))
+        if sequences == [1, 2]:
+            await client.admin.truncate_before("large", 0, 17)
+    assert sequences[-3:] == [18, 19, 20]
+    assert (status, headers) == ("204 EOB", {"Nats-Num-Pending": "0", "Nats-Last-Sequence": "20"})
+
+
+async def test_jetstream_batch_of_a_slow_log_ends_after_the_messages_that_were_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jetstream_reads, "BATCH_PATIENCE_S", 0.5)
+    async with memory_cluster() as cluster, cluster.client() as client:
+        await create_large(client)
+        sent = list[JsAnswer]()
+        async for part in StatelessReads(client, "liftpy").answer("DIRECT.GET.large", b'{"seq": 1, "batch": 20}'):
+            sent.append(part)
+            if len(sent) == 2:
+                for node in cluster.nodes:
+                    cluster.kill(node)
+        count = len(sent) - 1
+        assert 2 <= count < 20
+        pending = {"Nats-Num-Pending": str(20 - count), "Nats-Last-Sequence": str(count)}
+        assert direct(sent[-1]) == ("204 EOB", pending)
+
+
+async def test_jetstream_answers_count_keys_and_headers_as_size(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jetstream_reads, "MAX_BYTES", 10_000)
+    async with client.publisher("orders", subject="orders.c") as publisher:
+        for number in range(8):
+            more: dict[str, Any] = {"headers": {"A": "a" * 4000}} if number % 2 else {"key": b"k" * 4000}
+            await publisher.send(b"", **more)
+    found = [direct(part)[0] for part in await parts(client, "DIRECT.GET.orders", seq=7, batch=8)]
+    assert found == [b"", b"", b"", "204 EOB"]
+    monkeypatch.setattr(jetstream_reads, "MAX_BYTES", 3_000)
+    found = [direct(part)[0] for part in await parts(client, "DIRECT.GET.orders", multi_last=["orders.c"])]
+    assert found == ["413 Too Many Results"]
+
+
 async def test_jetstream_direct_get_batch_returns_messages_and_an_end_of_batch_status(client: Client) -> None:
     async def batch(**fields: Any) -> list[tuple[Any, ...]]:
         found = [direct(part) for part in await parts(client, "DIRECT.GET.orders", **fields)]
@@ -235,7 +305,7 @@ async def test_jetstream_stream_info_contains_the_configuration_of_the_stream(cl
 async def test_jetstream_direct_get_beyond_a_limit_returns_an_error_status(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jetstream_reads, "MAX_BYTES", 3)
+    monkeypatch.setattr(jetstream_reads, "MAX_BYTES", 15)
     found = [direct(part)[0] for part in await parts(client, "DIRECT.GET.orders", multi_last=["orders.*"])]
     assert found == ["413 Too Many Results"]
     assert [direct(part)[0] for part in await parts(client, "DIRECT.GET.orders", seq=1, batch=9)] == [b"v0", b"v1", "204 EOB"]
@@ -335,6 +405,21 @@ async def test_jetstream_newest_messages_of_too_many_subjects_return_the_status_
         await connection.request("many.1024", b"", timeout=20)
         (answer,) = await parts(client, "DIRECT.GET.many", multi_last=["many.>"])
         assert direct(answer)[0] == "413 Too Many Results"
+
+
+async def test_jetstream_newest_messages_of_many_requests_at_once_are_bounded(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jetstream_reads, "MAX_HELD_BYTES", 30)
+    reads, body = StatelessReads(client, "liftpy"), b'{"multi_last": ["orders.*"]}'
+
+    async def answered() -> list[Any]:
+        return [direct(part)[0] async for part in reads.answer("DIRECT.GET.orders", body)]
+
+    async with aclosing(reads.answer("DIRECT.GET.orders", body)) as slow:
+        assert direct(await anext(slow))[0] == b"v4"
+        assert await answered() == ["429 Too Many Requests"]
+    assert await answered() == [b"v4", b"v5", "204 EOB"], "the first request holds nothing after its end"
 
 
 @pytest.mark.parametrize("fields", [{"seq": 1, "batch": 500}, {"multi_last": ["orders.>"]}])
