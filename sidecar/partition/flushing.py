@@ -22,7 +22,7 @@ from liftpy.core.log.flush import LONG_S, Flush, FlushScheduler
 from liftpy.core.log.group_commit import GroupCommit
 from liftpy.core.log.log import Log
 from liftpy.core.partition.shell import PartitionShell
-from liftpy.core.publish.log_state import LogState, derived_state
+from liftpy.core.publish.log_state import LogState, create_log_state
 from liftpy.core.publish.state_file import State, StateCapture, load_state, state_owner
 from liftpy.core.publish.state_transfer import StateFetcher, StateServer
 from liftpy.core.publish.state_writer import StateWriter, pace_of
@@ -255,16 +255,16 @@ class StateCheckpoints:
     )  # fmt: skip
 
     def __init__(
-        self, derived: LogState, log: Log, key: PartitionKey, config: ReplicationConfig, flusher: Flusher, pool: Pool
+        self, log_state: LogState, log: Log, key: PartitionKey, config: ReplicationConfig, flusher: Flusher, pool: Pool
     ) -> None:
         self._log = log
         self._key = key
         self._flusher = flusher
         self._pool = pool
         owner = state_owner(key)
-        self.state_server = StateServer(derived, owner, clock.now_ns, self._encode)
-        self.state_fetcher = StateFetcher(derived, log, owner)
-        self.writer = StateWriter(derived, log, owner, pace_of(config), clock.now_ns)
+        self.state_server = StateServer(log_state, owner, clock.now_ns, self._encode)
+        self.state_fetcher = StateFetcher(log_state, log, owner)
+        self.writer = StateWriter(log_state, log, owner, pace_of(config), clock.now_ns)
         self._unwritten: StateCapture | None = None
         """Derived states that must be written after the HW is stored. None: there are none."""
         self._waited = False
@@ -375,5 +375,5 @@ def read_state_file(
     """
     if state_match.state is None:
         return None
-    new_state = derived_state(log, subject, stream, config, clock.now_ns)
+    new_state = create_log_state(log, subject, stream, config, clock.now_ns)
     return new_state if new_state.use_stored_state(state_match.state) else None

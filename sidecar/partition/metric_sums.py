@@ -28,9 +28,9 @@ _COUNTED = {
     "read_records": ("reads", "record_count"),
     "read_bytes": ("reads", "size_bytes"),
     "duplicates": ("ingest.counters", "duplicates"),
-    "message_ids_forgotten": ("derived.ids", "evicted_count"),
-    "producers_forgotten": ("derived.producers", "evicted_count"),
-    "replayed_bytes": ("derived", "replayed_bytes"),
+    "message_ids_forgotten": ("log_state.ids", "evicted_count"),
+    "producers_forgotten": ("log_state.producers", "evicted_count"),
+    "replayed_bytes": ("log_state", "replayed_bytes"),
     "derived_states_written": ("states.writer", "written"),
     "derived_states_failed": ("states.writer", "failed"),
     "poison_envelopes": ("ingest.reader", "poison_envelopes"),
@@ -63,7 +63,7 @@ READS_PER_STEP = 32
 ROWS_PER_STEP = 1024
 """Number of partitions that are taken out of ``changed_partitions`` at once."""
 _leaves = attrgetter(
-    "ingest.counters", "reads", "acks", "log", "replica", "derived", "derived.ids", "derived.producers", "derived.subjects",
+    "ingest.counters", "reads", "acks", "log", "replica", "log_state", "log_state.ids", "log_state.producers", "log_state.subjects",
     "states.writer", "ingest.reader", "fetches", "standby",
 )  # fmt: skip
 _NO_TRAFFIC, _NO_RARE, _NO_FROM_IMAGE = (0,) * len(TRAFFIC), (0,) * len(RARE), (0,) * (len(FROM_IMAGE) + len(ROLES))
@@ -287,7 +287,7 @@ class MetricSums:
             return
         sums = self.by_label[row.label]
         (
-            counters, reads, acks, log, replica, derived, ids, producers, subjects, writer, reader, fetches, standby
+            counters, reads, acks, log, replica, log_state, ids, producers, subjects, writer, reader, fetches, standby
         ) = row.leaves  # fmt: skip
         role, state, config = replica.role, worker.state, worker.config
         leads = role is _LEADER and state is not None
@@ -300,7 +300,7 @@ class MetricSums:
         sums.before.append(row.traffic)
         row.traffic = traffic
         rare = (
-            counters.duplicates, ids.evicted_count, producers.evicted_count, derived.replayed_bytes, writer.written, writer.failed,
+            counters.duplicates, ids.evicted_count, producers.evicted_count, log_state.replayed_bytes, writer.written, writer.failed,
             reader.poison_envelopes, reader.refused_replies, log.truncated_records, fetches.fragment_reassembly_bytes,
             worker.storage_failed, subjects.state == "full", bool(worker.quarantined_files),
         )  # fmt: skip

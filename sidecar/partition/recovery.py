@@ -242,19 +242,19 @@ _PAUSE_LEAST_S = 0.001
 class LogReplay:
     """Rebuilds the derived state of one partition (message ids, producers, subjects) from its log."""
 
-    __slots__ = ("_closed", "_derived", "_handle", "_partition", "_read_timer", "_then", "mark_changed")
+    __slots__ = ("_closed", "_handle", "_log_state", "_partition", "_read_timer", "_then", "mark_changed")
 
     def __init__(self, partition: PartitionShell) -> None:
         self._partition = partition
-        self._derived = derived = partition.derived
+        self._log_state = log_state = partition.log_state
         self._then: Callable[[], None] | None = None
         self._handle: asyncio.Handle | None = None
         self._read_timer: asyncio.Handle | None = None
         """Scheduled slice of the background replay. None: none is scheduled."""
         self._closed = False
         self.mark_changed: Callable[[], None] = lambda: None
-        derived.on_lacking = self._read_missing_records
-        if derived.lacks:
+        log_state.on_lacking = self._read_missing_records
+        if log_state.lacks:
             self._read_missing_records()
 
     def run(self, then: Callable[[], None]) -> None:
@@ -286,12 +286,12 @@ class LogReplay:
 
     def _read_some(self) -> None:
         self._read_timer = None
-        began_ns, wait = clock.now_ns(), self._derived.index_wait
+        began_ns, wait = clock.now_ns(), self._log_state.index_wait
         try:
-            complete = self._derived.read_missing_records()
+            complete = self._log_state.read_missing_records()
             self.mark_changed()
             while not complete and wait and clock.now_ns() - began_ns < _URGENT_SLICE_NS:
-                complete = self._derived.read_missing_records()
+                complete = self._log_state.read_missing_records()
                 self.mark_changed()
         except LiftError as error:
             self._report(error)
@@ -308,7 +308,7 @@ class LogReplay:
     def _go_on(self) -> None:
         self._handle = None
         try:
-            complete = self._derived.is_complete or self._derived.replay()
+            complete = self._log_state.is_complete or self._log_state.replay()
             self.mark_changed()
         except LiftError as error:
             self._report(error)
@@ -321,4 +321,4 @@ class LogReplay:
             then()
         else:
             self._handle = asyncio.get_running_loop().call_soon(self._go_on)
-            self._partition.feed(events.ReplayProgressed(end_offset=self._derived.end_offset or 0))
+            self._partition.feed(events.ReplayProgressed(end_offset=self._log_state.end_offset or 0))

@@ -116,7 +116,7 @@ class Partitions:
         return self._node.copy_limit
 
     @property
-    def derived(self) -> NodeStateMemory:
+    def state_memory(self) -> NodeStateMemory:
         return self._node.state_memory
 
     @property

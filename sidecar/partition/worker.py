@@ -34,7 +34,7 @@ from liftpy.core.partition.reads import ReplicaSource
 from liftpy.core.partition.shell import PartitionShell
 from liftpy.core.publish.acks import PendingAcks
 from liftpy.core.publish.ingest import Ingest
-from liftpy.core.publish.log_state import LogState, derived_state
+from liftpy.core.publish.log_state import LogState, create_log_state
 from liftpy.core.publish.log_state_part import NodeStateMemory
 from liftpy.core.publish.memory_budget import MemoryBudget
 from liftpy.core.publish.message_decoder import MessageDecoder
@@ -184,7 +184,7 @@ class PartitionWorker(PartitionShell):
         config: StreamConfig,
         log: Log,
         quarantined_files: tuple[str, ...] = (),
-        derived: LogState | None = None,
+        log_state: LogState | None = None,
     ) -> None:
         self.key, self.config, self.log = key, config, log
         self._node, self.counters, self.quarantined_files = node, node.counters, quarantined_files
@@ -203,8 +203,8 @@ class PartitionWorker(PartitionShell):
         self.reads = ReadSubjects(
             node.reads, key, node_id, ReplicaSource(self), str(node.folder.partition_path(key).absolute())
         )
-        self.derived = derived or derived_state(log, own_subject, config, node.settings.replication, clock.now_ns)
-        self.derived.join(node.state_memory)
+        self.log_state = log_state or create_log_state(log, own_subject, config, node.settings.replication, clock.now_ns)
+        self.log_state.join(node.state_memory)
         self.replay = LogReplay(self)
         self.ingest = Ingest(
             shell=node.links.ingest,
@@ -214,7 +214,7 @@ class PartitionWorker(PartitionShell):
             replica=self.replica,
             feed=feed,
             log=log,
-            derived=self.derived,
+            log_state=self.log_state,
             now_ns=clock.now_ns,
             wall_ns=node.clocks.stamp_ns,
             on_drop=self._messages_dropped,
@@ -227,7 +227,7 @@ class PartitionWorker(PartitionShell):
         )
         self.fetches = FetchClient(node.router, node.subjects, key, node_id, feed, node.counters, node.instruments)
         self.flusher = Flusher(self, node.pool, node.timers, node.flush_times, node.flush_runner)
-        self.states = StateCheckpoints(self.derived, log, key, node.settings.replication, self.flusher, node.pool)
+        self.states = StateCheckpoints(self.log_state, log, key, node.settings.replication, self.flusher, node.pool)
         self.services: PartitionServices | NoServices = NoServices(feed)
         self.fetched, self.state_fetcher = self.fetches.fetched, self.states.state_fetcher
         self._deadlines: dict[str, Timer] = {}
@@ -309,7 +309,7 @@ class PartitionWorker(PartitionShell):
             reader=self._decoder(own_subject),
             replica=self.replica,
             log=self.log,
-            ids=self.derived.ids,
+            ids=self.log_state.ids,
             buffer=StandbyBuffer(node.standby_memory, bounds.standby_bytes, round(bounds.standby_age_s * NS_PER_S)),
             now_ns=clock.now_ns,
             wall_ns=node.clocks.stamp_ns,
@@ -683,7 +683,7 @@ class PartitionWorker(PartitionShell):
         self.ingest.stop()
         self.replication.stop()
         self.acks.drop()
-        self.derived.join(NodeStateMemory())
+        self.log_state.join(NodeStateMemory())
         self.reads.close()
         self.fetches.close()
         self.services.close()
@@ -773,9 +773,9 @@ async def open_worker(node: NodeTools, key: PartitionKey, subject: str, config: 
         return log, report, state_match, read_state_file(state_match, log, own_subject, config, node.settings.replication)
 
     if recovered is not None and recovered.is_complete and flushes_always and not recovered.has_states:
-        log, report, state_match, derived = open_log()
+        log, report, state_match, log_state = open_log()
     else:
-        log, report, state_match, derived = await open_in_thread(
+        log, report, state_match, log_state = await open_in_thread(
             node.pool, open_log, lambda opened: opened[0].close(clean=False)
         )
     INFO_LOG_LIMIT.info(
@@ -788,12 +788,12 @@ async def open_worker(node: NodeTools, key: PartitionKey, subject: str, config: 
     )
     if report.cut_bytes or report.damage:
         logger.warning("log recovered partition=%s report=%s", key, report)
-    worker = PartitionWorker(node, key, subject, config, log, report.quarantined_files, derived)
+    worker = PartitionWorker(node, key, subject, config, log, report.quarantined_files, log_state)
     node.counters["dedup_state_discarded"] += state_match.left_out
     worker.damage_offset = min((one.first_offset for one in report.damage), default=-1)
     node.instruments.damaged_segments += len(report.damage)
     if state_match.state is not None:
-        node.counters["dedup_state_discarded" if derived is None else "dedup_state_restored"] += 1
+        node.counters["dedup_state_discarded" if log_state is None else "dedup_state_restored"] += 1
     worker.feed_log_opened()
     return worker
 

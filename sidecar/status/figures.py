@@ -340,14 +340,14 @@ def _disk(figures: Figures, reporter: Reporter) -> None:
         ("open_files", "open"), ("open_files_limit", "limit"), ("open_maps", "maps"), ("partition_budget", "partition_budget"),
     ):  # fmt: skip
         figures.put(name, descriptors.get(key, 0))
-    copies, derived = reporter.partitions.copy_limit, reporter.partitions.derived
+    copies, state_memory = reporter.partitions.copy_limit, reporter.partitions.state_memory
     figures.put("replica_copy_bytes_total", copies.copied_bytes)
     figures.put("replica_copy_backlog_bytes_total", copies.backlog_bytes)
     figures.put("copy_throttle_rate_seconds_total", copies.waited_ns / 1e9)
     figures.put("copy_throttle_load_seconds_total", copies.yielded_ns / 1e9)
-    figures.put("dedup_state_limit_bytes", derived.bound_bytes)
-    figures.each("dedup_state_bytes", sorted(derived.by_kind.items()))
-    figures.each("dedup_state_rejected_total", sorted(derived.refused.items()))
+    figures.put("dedup_state_limit_bytes", state_memory.bound_bytes)
+    figures.each("dedup_state_bytes", sorted(state_memory.by_kind.items()))
+    figures.each("dedup_state_rejected_total", sorted(state_memory.refused.items()))
     figures.put("queued_bytes", reporter.room.used_bytes)
     figures.put("queued_bytes_limit", reporter.room.limit_bytes)
     figures.put("ingest_queue_delay_seconds", reporter.room.waited_ns / NS_PER_S)

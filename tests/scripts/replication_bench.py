@@ -129,7 +129,7 @@ class ReplicationBench:
         self.ingest = Ingest(
             shell=shell, reader=MessageDecoder(self.key, SUBJECT, AckPolicy.ALL, inboxes), config=ReplicationConfig(**config),
             acks=self.acks, replica=replica, feed=self._append, log=self.log, now_ns=time.monotonic_ns,
-            wall_ns=time.time_ns, derived=LogState(self.log, 120 * NS_PER_S, 1 << 20, time.monotonic_ns, subject=SUBJECT),
+            wall_ns=time.time_ns, log_state=LogState(self.log, 120 * NS_PER_S, 1 << 20, time.monotonic_ns, subject=SUBJECT),
         )  # fmt: skip
         self.replication = ReplicationHandler(
             shell, self.subjects, self.key, InboxRule((self.subjects.inboxes(),)), self.fetches.append, self.counters

@@ -53,7 +53,7 @@ class PartitionShell(ABC):
     log: Log
     ingest: Ingest
     acks: PendingAcks
-    derived: LogState
+    log_state: LogState
     standby: Standby
     state_fetcher: StateFetcher | None
     """Receives the leader's state of deleted records. None: this shell needs none."""
@@ -172,7 +172,7 @@ class PartitionShell(ABC):
         except StorageError as error:
             self.log_failed(error)
             return
-        self.derived.fetched(batches)
+        self.log_state.fetched(batches)
         self.standby.log_grew()
         self.appended(data, leads=False)
         self.flush_appended()
@@ -202,11 +202,11 @@ class PartitionShell(ABC):
     def log_was_truncated(self, *, is_reset: bool) -> None:
         """Update the parts that depend on the log, because it was truncated. ``is_reset``: all records were deleted."""
         if is_reset:
-            self.derived.log_was_reset()
+            self.log_state.log_was_reset()
             if self.state_fetcher is not None:
                 self.state_fetcher.log_was_reset()
         else:
-            self.derived.log_was_truncated()
+            self.log_state.log_was_truncated()
         self.standby.log_was_truncated()
 
     def recheck_log(self, effect: do.RecheckLog) -> RecheckResult:
@@ -219,7 +219,7 @@ class PartitionShell(ABC):
         high_watermark = effect.high_watermark
         self.log.raise_high_watermark(high_watermark)
         self.ingest.committed(high_watermark)
-        self.derived.committed(high_watermark)
+        self.log_state.committed(high_watermark)
         self.standby.committed(high_watermark)
         self.reads.advanced()
 

@@ -43,8 +43,8 @@ _TOO_OFTEN = Rejection(
 class _EarlierMessages:
     """Subjects of the messages that come earlier in the batch that is checked. It finds the last offset of a subject or of a filter."""
 
-    def __init__(self, derived: LogState) -> None:
-        self._derived = derived
+    def __init__(self, log_state: LogState) -> None:
+        self._log_state = log_state
         self.last: dict[str, int] = {}
         self._in_order: list[tuple[str, int]] = []
         self._filters: dict[str, _FilterLookup] = {}
@@ -63,10 +63,10 @@ class _EarlierMessages:
         found = self._filters.get(subject_filter)
         new_count = len(self._in_order) - (found.seen_count if found is not None else 0)
         if found is None:
-            if not self._derived.may_check(subject_filter, new_count):
+            if not self._log_state.may_check(subject_filter, new_count):
                 return None
             found = self._filters[subject_filter] = _FilterLookup(
-                matcher(subject_filter), self._derived.last_of_matching(subject_filter)
+                matcher(subject_filter), self._log_state.last_of_matching(subject_filter)
             )
         for at in range(len(self._in_order) - 1, found.seen_count - 1, -1):
             subject, offset = self._in_order[at]
@@ -89,7 +89,7 @@ class _FilterLookup:
 
 
 def unmet_conditions(
-    columns: MessageColumns, derived: LogState, end_offset: int, *, of_ids: bool = True
+    columns: MessageColumns, log_state: LogState, end_offset: int, *, of_ids: bool = True
 ) -> dict[int, Rejection]:
     """Return record index -> rejection, for messages whose condition does not hold. Empty: all conditions hold.
 
@@ -98,13 +98,13 @@ def unmet_conditions(
 
     Args:
         columns: Messages of the batch.
-        derived: State that derives from the log.
+        log_state: State that derives from the log.
         end_offset: Offset that the first message of the batch would get.
         of_ids: False if conditions on the last message id are not checked.
     """
     unmet: dict[int, Rejection] = {}
-    before = _EarlierMessages(derived)
-    seen, end, last_id = 0, end_offset, derived.ids.last_id
+    before = _EarlierMessages(log_state)
+    seen, end, last_id = 0, end_offset, log_state.ids.last_id
     """Number of messages that ``before`` covers, the log end after them, and the last message id."""
     subjects, ids = columns.subjects, columns.ids
     asks_subjects = any(wanted.sequence is not None for wanted in columns.of_others.values())
@@ -114,7 +114,7 @@ def unmet_conditions(
                 before.add(subjects[seen:index], end)
             last_id = ids.get(index - 1, b"")
         seen, end = index, end + index - seen
-        why = _unmet(columns, index, before, last_id if of_ids else None, derived, end)
+        why = _unmet(columns, index, before, last_id if of_ids else None, log_state, end)
         if why is not None:
             unmet[index] = why
             seen = index + 1
@@ -122,31 +122,31 @@ def unmet_conditions(
 
 
 def _unmet(
-    columns: MessageColumns, index: int, before: _EarlierMessages, last_id: bytes | None, derived: LogState, end_offset: int
+    columns: MessageColumns, index: int, before: _EarlierMessages, last_id: bytes | None, log_state: LogState, end_offset: int
 ) -> Rejection | None:
     if columns.expected.get(index, end_offset) != end_offset:
         return wrong_sequence(end_offset)
     wanted = columns.of_others.get(index)
     if wanted is None:
         return None
-    if wanted.sequence is not None and (why := _of_subject(wanted, columns.subjects[index], before, derived)) is not None:
+    if wanted.sequence is not None and (why := _of_subject(wanted, columns.subjects[index], before, log_state)) is not None:
         return why
     return wrong_last_id(last_id) if last_id is not None and wanted.last_id and wanted.last_id != last_id else None
 
 
-def _of_subject(wanted: PublishConditions, own: str, before: _EarlierMessages, derived: LogState) -> Rejection | None:
+def _of_subject(wanted: PublishConditions, own: str, before: _EarlierMessages, log_state: LogState) -> Rejection | None:
     subject = wanted.subject or own
     if has_wildcards(subject):
-        if len(derived.subjects) > MANY:
+        if len(log_state.subjects) > MANY:
             return _TOO_MANY
         lookup = before.last_offsets(subject)
         if lookup is None:
             return _TOO_OFTEN
         offset, here = lookup.in_log, lookup.here
     else:
-        offset, here = derived.last_of(subject), before.last.get(subject, -1)
+        offset, here = log_state.last_of(subject), before.last.get(subject, -1)
     if offset is None and here < 0:
-        return _FULL if derived.subjects.is_full else UNINDEXED
+        return _FULL if log_state.subjects.is_full else UNINDEXED
     last_sequence = max(-1 if offset is None else offset, here) + 1
     return None if wanted.sequence == last_sequence else wrong_sequence(last_sequence)
 

@@ -174,7 +174,7 @@ class Ingest:
     """
 
     __slots__ = (
-        "_acks", "_again_count", "_backlog", "_config", "_derived", "_drain_scheduled", "_feed", "_left", "_listener", "_log",
+        "_acks", "_again_count", "_backlog", "_config", "_drain_scheduled", "_feed", "_left", "_listener", "_log", "_log_state",
         "_memory", "_next_token", "_now_ns", "_on_leave", "_pending_ids", "_raw", "_raw_bytes", "_registry", "_replica",
         "_shell", "_tokens", "_unanswered", "counters", "is_subscribed", "reader", "wall_ns",
     )  # fmt: skip
@@ -189,7 +189,7 @@ class Ingest:
         replica: Replica,
         feed: Callable[[PublishesReceived | DuplicateReceived], None],
         log: Log,
-        derived: LogState,
+        log_state: LogState,
         now_ns: Callable[[], int],
         wall_ns: Callable[[], int],
         on_drop: Callable[[str, int], None] = lambda reason, count: None,
@@ -207,8 +207,8 @@ class Ingest:
         """Function that returns the wall time for records and acks."""
         self._memory = memory or MemoryBudget()
         self._on_leave = on_leave
-        self._derived = derived
-        self._registry = ProducerRegistry(derived.producers)
+        self._log_state = log_state
+        self._registry = ProducerRegistry(log_state.producers)
         self.reader = reader
         self.counters = IngestCounters(on_drop=on_drop, times=acks.times)
         self._pending_ids: dict[bytes, tuple[PendingBatch, int]] = {}
@@ -350,7 +350,7 @@ class Ingest:
         if self._listener is not None:
             self._listener.leave()
             self._left = True
-            self._derived.index_wait.release(self._derived.subjects, everything=True)
+            self._log_state.index_wait.release(self._log_state.subjects, everything=True)
 
     def resubscribe(self) -> None:
         """Subscribe to the data subject again after ``leave``, if this replica still leads."""
@@ -367,7 +367,7 @@ class Ingest:
         return not (self._has_unread() or self._tokens or undecided or self._acks.count)
 
     def _has_unread(self) -> bool:
-        return bool(self._raw or self._derived.index_wait)
+        return bool(self._raw or self._log_state.index_wait)
 
     def stop(self) -> None:
         """Unsubscribe and drop the messages that are not stored, because this replica no longer leads.
@@ -382,10 +382,10 @@ class Ingest:
         self.counters.times.forget()
         self._raw = []
         self._raw_bytes = 0
-        self._derived.index_wait.forget()
+        self._log_state.index_wait.forget()
         self._tokens.clear()
         self._pending_ids.clear()
-        self._derived.ids.in_hand.hold(0)
+        self._log_state.ids.in_hand.hold(0)
         self._registry.begin()
         self._again_count = 0
 
@@ -421,7 +421,7 @@ class Ingest:
         """Return whether no record with this message id is stored, in progress or waiting to be decoded."""
         if message_id in self._pending_ids or self._has_unread():
             return False
-        return not self._derived.ids.may_hold(message_id, self.wall_ns())
+        return not self._log_state.ids.may_hold(message_id, self.wall_ns())
 
     def reject_unread(self, replies: Sequence[bytes]) -> None:
         self.counters.overloaded += len(replies)
@@ -449,7 +449,7 @@ class Ingest:
                 return
             ids, in_hand = columns.ids, self._pending_ids
             known = {index for index, stored in repeats.items() if stored is not None or ids[index] in in_hand}
-            if ids and self._derived.ids.is_blind(now_wall_ns):  # each of them may be stored
+            if ids and self._log_state.ids.is_blind(now_wall_ns):  # each of them may be stored
                 self.counters.drop(IDS_LOST, len(ids) - len(known))
                 known = set(ids)
             if known:  # a rejected message must never be stored [A2]
@@ -588,7 +588,7 @@ class Ingest:
         )
         self._tokens[token] = in_hand
         if columns.ids:
-            self._derived.ids.reserve_ids(columns.ids.values())
+            self._log_state.ids.reserve_ids(columns.ids.values())
             for index, message_id in columns.ids.items():
                 self._pending_ids[message_id] = in_hand, index
         self._feed(
@@ -608,7 +608,7 @@ class Ingest:
 
         The answer is sent when the state of the producer is committed.
         """
-        if request.acked is not None and self._derived.has_lost(*request.acked):
+        if request.acked is not None and self._log_state.has_lost(*request.acked):
             self._refuse(publishers, RECORDS_LOST)
             return
         grant = self._registry.ask(request)
@@ -631,7 +631,7 @@ class Ingest:
         if ruling.finding is Finding.DUPLICATE:
             self.counters.duplicates += claim.record_count
             envelope.known_records = claim.record_count
-            state = self._derived.producers.state_of(claim.producer_id)
+            state = self._log_state.producers.state_of(claim.producer_id)
             assert state is not None
             self._await_stored_ack(StoredId(ruling.offset, last_offset_of(state)), publishers)
             return None
@@ -696,7 +696,7 @@ class Ingest:
         Messages without an id are submitted separately. A message with a new id is rejected, or dropped if it may be stored
         already.
         """
-        ids = self._derived.ids
+        ids = self._log_state.ids
         if not (why := ids.lacks(columns.ids.values(), now_wall_ns)):
             return False
         if columns.claim is not None and self._is_known(columns.claim, columns):
@@ -719,12 +719,12 @@ class Ingest:
         """
         repeats: dict[int, StoredId | None] = {}
         seen: set[bytes] = set()
-        if not self._derived.ids.window_ns or columns.batch is not None:
+        if not self._log_state.ids.window_ns or columns.batch is not None:
             return repeats  # a whole batch is stored unchanged. Its expected offset makes sure that it is stored once
         for index, message_id in columns.ids.items():
             if self.reader.is_command(columns, index):
                 continue
-            stored = None if message_id in self._pending_ids else self._derived.ids.find(message_id, now_wall_ns)
+            stored = None if message_id in self._pending_ids else self._log_state.ids.find(message_id, now_wall_ns)
             if stored is not None or message_id in seen or message_id in self._pending_ids:
                 repeats[index] = stored
             seen.add(message_id)
@@ -738,7 +738,7 @@ class Ingest:
         ``repeats``: result of ``_repeats``. A message that repeats another one of these messages is checked after it, because
         that one may be rejected.
         """
-        ids_in_hand, find = self._pending_ids, self._derived.ids.find
+        ids_in_hand, find = self._pending_ids, self._log_state.ids.find
         repeated_here = [i for i, stored in repeats.items() if stored is None and columns.ids[i] not in ids_in_hand]
         here = set(repeated_here)
         self._answer_repeats({index: stored for index, stored in repeats.items() if index not in here}, columns)
@@ -810,7 +810,7 @@ class Ingest:
         is stored between them.
         """
         end_offset = self._log.log_end_offset
-        unmet = unmet_conditions(columns, self._derived, end_offset)
+        unmet = unmet_conditions(columns, self._log_state, end_offset)
         if not unmet:
             return True
         if len(unmet) == len(messages):
@@ -826,11 +826,11 @@ class Ingest:
         ``unmet``: record index -> rejection.
         """
         waits = set[int]()
-        if not self._left and self._derived.lacks:
+        if not self._left and self._log_state.lacks:
             for index, unfit in unmet.items():
                 if unfit is UNINDEXED:
                     key = index_key(columns.of_others[index], columns.subjects[index])
-                    if self._derived.index_wait.add(messages[index], key, lambda message: self._check_messages([message])):
+                    if self._log_state.index_wait.add(messages[index], key, lambda message: self._check_messages([message])):
                         waits.add(index)
         self._reject_some(columns, {index: unfit for index, unfit in unmet.items() if index not in waits})
 
@@ -841,7 +841,7 @@ class Ingest:
         bound = columns.expected.keys() | columns.of_others.keys()
         unfit = columns.unfit_after_sequence
         if len(messages) == 1:
-            unmet = unmet_conditions(columns, self._derived, self._log.log_end_offset, of_ids=False)
+            unmet = unmet_conditions(columns, self._log_state, self._log.log_end_offset, of_ids=False)
             self._refuse_or_wait(columns, messages, unmet or unfit)
             return
         plain = {index: why for index, why in unfit.items() if index not in bound}
@@ -922,7 +922,9 @@ class Ingest:
         base_offset, record_count = effect.base_offset, in_hand.body.record_count
         self._acks.add(base_offset, in_hand.publishers, in_hand.arrived_ns)
         ids = {base_offset + index: message_id for index, message_id in in_hand.ids.items()}
-        self._derived.appended(base_offset, record_count, effect.timestamp_ns, ids, batch, in_hand.numbering, asks=in_hand.asks)
+        self._log_state.appended(
+            base_offset, record_count, effect.timestamp_ns, ids, batch, in_hand.numbering, asks=in_hand.asks
+        )
         for index, publishers in in_hand.again:
             self._acks.add_again(StoredId(base_offset + index, base_offset + record_count - 1), publishers)
         self.counters.records += record_count
@@ -958,7 +960,7 @@ class Ingest:
         in_hand = self._tokens.pop(token, None)
         if in_hand is not None and in_hand.ids:
             self._again_count -= len(in_hand.again)
-            self._derived.ids.release_ids(in_hand.ids.values())
+            self._log_state.ids.release_ids(in_hand.ids.values())
             for message_id in in_hand.ids.values():
                 if self._pending_ids.get(message_id, (None, 0))[0] is in_hand:
                     del self._pending_ids[message_id]

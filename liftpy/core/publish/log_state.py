@@ -451,7 +451,7 @@ def _headers_of_few(batch: RecordBatch) -> tuple[Mapping[int, bytes], bool]:
     return ids, has_conditions
 
 
-def derived_state(
+def create_log_state(
     log: Log,
     subject: str,
     stream: StreamConfig,

@@ -61,17 +61,17 @@ class StateServer:
     """
 
     __slots__ = (
-        "_data", "_derived", "_encoded_ns", "_end_offset", "_is_encoding", "_now_ns", "_of", "_run", "_used_ns", "given",
+        "_data", "_encoded_ns", "_end_offset", "_is_encoding", "_log_state", "_now_ns", "_of", "_run", "_used_ns", "given",
     )  # fmt: skip
 
     def __init__(
         self,
-        derived: LogState,
+        log_state: LogState,
         of: str,
         now_ns: Callable[[], int],
         run: Callable[[Callable[[], bytes], Callable[[bytes], None]], None] = lambda work, then: then(work()),
     ) -> None:
-        self._derived = derived
+        self._log_state = log_state
         self._of = of
         self._now_ns = now_ns
         self._run = run
@@ -86,11 +86,11 @@ class StateServer:
 
         None: the state is not encoded yet, so the replica retries later. Only a leader gets this request.
         """
-        self._derived.drop_awaited()  # an unclean election can make an incomplete copy the leader
+        self._log_state.drop_awaited()  # an unclean election can make an incomplete copy the leader
         return self._read_piece(request, most_bytes)
 
     def _read_piece(self, request: StatePieceRequest, most_bytes: int) -> StatePiece | None:
-        derived = self._derived
+        log_state = self._log_state
         self._used_ns = self._now_ns()
         has_state = bool(self._data) and not self._is_encoding
         if has_state and request.end_offset != self._end_offset and self._used_ns - self._encoded_ns < FRESH_NS:
@@ -98,11 +98,11 @@ class StateServer:
         elif not has_state or not request.position or request.end_offset != self._end_offset:
             if self._is_encoding:
                 return None
-            if derived.is_blank and derived.is_complete:
+            if log_state.is_blank and log_state.is_complete:
                 return StatePiece()
-            unwritten = derived.snapshot(self._of, with_losses=True)
+            unwritten = log_state.snapshot(self._of, with_losses=True)
             if unwritten is None:
-                derived.catch_up()
+                log_state.catch_up()
                 return None
             self._is_encoding, self._data = True, b""
             self._run(lambda: encode_parts(unwritten), lambda data: self._state_encoded(unwritten.end_offset, data))
@@ -136,15 +136,15 @@ class StateFetcher:
     """Requests the derived state from the leader, for a follower whose empty log begins above 0, and stores it as a state file."""
 
     __slots__ = (
-        "_derived", "_end_offset", "_leader_epoch", "_log", "_of", "_pieces", "_probes", "_silent", "_total_bytes",
+        "_end_offset", "_leader_epoch", "_log", "_log_state", "_of", "_pieces", "_probes", "_silent", "_total_bytes",
         "is_wanted", "missed", "taken",
     )  # fmt: skip
 
-    def __init__(self, derived: LogState, log: Log, of: str) -> None:
-        self._derived = derived
+    def __init__(self, log_state: LogState, log: Log, of: str) -> None:
+        self._log_state = log_state
         self._log = log
         self._of = of
-        self.is_wanted = log.log_start_offset > 0 and log.log_end_offset == log.log_start_offset and derived.covered < 0
+        self.is_wanted = log.log_start_offset > 0 and log.log_end_offset == log.log_start_offset and log_state.covered < 0
         """True if the follower needs the complete state before its next fetch."""
         self._leader_epoch = 0
         self._silent = 0
@@ -234,8 +234,8 @@ class StateFetcher:
             return False  # the state is from an earlier leader: ask for a newer one
         self._log.storage.replace(name, data)
         remove_states(self._log.storage, keep=name)
-        self._derived.use_stored_state(state)
-        self._derived.catch_up()
+        self._log_state.use_stored_state(state)
+        self._log_state.catch_up()
         self.is_wanted = False
         self.taken += 1
         return True

@@ -57,8 +57,8 @@ class StateWriter:
     ``of``: name of the partition with the stream's uid. ``pace``: when a file is due. ``now_ns``: returns the monotonic clock.
     """
 
-    def __init__(self, derived: LogState, log: Log, of: str, pace: StateFileSchedule, now_ns: Callable[[], int]) -> None:
-        self._derived = derived
+    def __init__(self, log_state: LogState, log: Log, of: str, pace: StateFileSchedule, now_ns: Callable[[], int]) -> None:
+        self._log_state = log_state
         self._log = log
         self._of = of
         self._pace = pace
@@ -85,7 +85,7 @@ class StateWriter:
 
         They may also be deleted if there is no state to keep. If the result is False, the next ``begin`` writes the state.
         """
-        derived = self._derived
+        log_state = self._log_state
         if log_start_offset <= self._dropped or self._is_covered(log_start_offset):
             return True
         if self._wanted < 0:
@@ -96,7 +96,7 @@ class StateWriter:
             self._stop_at_limit()
             return True
         if not self._log.closed:
-            derived.catch_up()
+            log_state.catch_up()
         return False
 
     def want(self, log_start_offset: int) -> bool:
@@ -113,9 +113,9 @@ class StateWriter:
 
     def _is_covered(self, log_start_offset: int) -> bool:
         """Return whether a restart without the records before ``log_start_offset`` loses no state."""
-        derived = self._derived
-        is_read = derived.end_offset is not None and derived.end_offset >= log_start_offset
-        return log_start_offset <= derived.covered or (derived.is_blank and is_read)
+        log_state = self._log_state
+        is_read = log_state.end_offset is not None and log_state.end_offset >= log_start_offset
+        return log_start_offset <= log_state.covered or (log_state.is_blank and is_read)
 
     @property
     def is_wanted(self) -> bool:
@@ -127,14 +127,14 @@ class StateWriter:
 
     def begin(self, *, closing: bool = False) -> StateCapture | None:
         """Return the state to write to a file now. None: no file is due. ``closing``: True if the log is about to be closed cleanly."""
-        derived, now_ns = self._derived, self._now_ns()
-        grown_bytes = derived.taken_bytes - self._at_bytes
+        log_state, now_ns = self._log_state, self._now_ns()
+        grown_bytes = log_state.taken_bytes - self._at_bytes
         due = self._pace.is_due(grown_bytes, self.last_bytes, now_ns - self._at_ns)
         if not due and not self.is_wanted and not (closing and grown_bytes >= self._pace.least_bytes):
             return None
-        unwritten, self._fresh_starts = derived.snapshot(self._of, with_losses=self.is_wanted), derived.fresh_starts
+        unwritten, self._fresh_starts = log_state.snapshot(self._of, with_losses=self.is_wanted), log_state.fresh_starts
         if unwritten is not None:
-            self._at_bytes, self._at_ns = derived.taken_bytes, now_ns
+            self._at_bytes, self._at_ns = log_state.taken_bytes, now_ns
         return unwritten
 
     def write(self, unwritten: StateCapture) -> None:
@@ -145,8 +145,8 @@ class StateWriter:
             size_bytes = 0
         if size_bytes:
             self.last_bytes, self.written = size_bytes, self.written + 1
-            if self._fresh_starts == self._derived.fresh_starts:
-                self._derived.covered = unwritten.end_offset
+            if self._fresh_starts == self._log_state.fresh_starts:
+                self._log_state.covered = unwritten.end_offset
                 if self._wanted <= unwritten.end_offset:
                     self._wanted = -1
         else:
@@ -155,8 +155,8 @@ class StateWriter:
                 self._stop_at_limit()
 
 
-def restore_state(derived: LogState, log: Log, of: str) -> dict[str, str]:
-    """Load the newest state file that fits ``log`` into ``derived``. Raises StorageError.
+def restore_state(log_state: LogState, log: Log, of: str) -> dict[str, str]:
+    """Load the newest state file that fits ``log`` into ``log_state``. Raises StorageError.
 
     ``of``: name of the partition with the stream's uid.
 
@@ -164,6 +164,6 @@ def restore_state(derived: LogState, log: Log, of: str) -> dict[str, str]:
         Name of each file that does not fit -> reason.
     """
     state, unfit = load_state(log, of)
-    if state is not None and not derived.use_stored_state(state):
+    if state is not None and not log_state.use_stored_state(state):
         unfit["the one that fits"] = "its parts can't be used"
     return unfit

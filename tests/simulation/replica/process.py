@@ -165,7 +165,7 @@ class SimProcess:
         self._outdated: set[PartitionKey] = set()
         """Partitions with such a change."""
         self.room = MemoryBudget(late_s=_LATE_S)
-        self.derived = NodeStateMemory(self.cluster.config.node_dedup_state_bytes)
+        self.state_memory = NodeStateMemory(self.cluster.config.node_dedup_state_bytes)
         self.leaving = Leaving(self, self._stop_replica, self._deleted, self._look_again)
         self.quiet = CombinedFetches(self.cluster.config)
         self.confirmed: set[int] = set()

@@ -15,7 +15,7 @@ from liftpy.core.base.invariants import check
 from liftpy.core.base.partition import Pause
 from liftpy.core.publish.acks import PendingAcks
 from liftpy.core.publish.ingest import Ingest
-from liftpy.core.publish.log_state import derived_state
+from liftpy.core.publish.log_state import create_log_state
 from liftpy.core.publish.message_decoder import MessageDecoder
 from liftpy.core.publish.ports import PublishRejector, Sink, can_be_rejected_unread
 from liftpy.core.publish.standby import Block, FailoverBacklog, NodeStandbyMemory, Standby, StandbyBuffer, StandbyReplayRules
@@ -84,25 +84,25 @@ class SimIngest:
         self._came_while_paused: set[int] = set()
         self.acks = PendingAcks(self, replica.key, replica.subject)
         below = f"{replica.subject}.>"
-        self.derived = derived_state(
-            replica.log, below, replica.log.config, self._cluster.config, replica.now_ns, replica.process.derived
+        self.log_state = create_log_state(
+            replica.log, below, replica.log.config, self._cluster.config, replica.now_ns, replica.process.state_memory
         )
         self._on_standby_lost: Callable[[], None] = lambda: None
         self._left = False
         """Publishes go past it: it hands over when its connection is back."""
         self._reading = False
-        self.derived.on_lacking = self._read_soon
+        self.log_state.on_lacking = self._read_soon
         owner = state_owner(replica.key)
         with suppress(StorageError):
-            for why in restore_state(self.derived, replica.log, owner).values():
+            for why in restore_state(self.log_state, replica.log, owner).values():
                 self._cluster.counters[f"derived state left out: {why.partition(' ')[0]}"] += 1
-        self._cluster.counters["dedup_state_restored"] += self.derived.covered > 0
-        self.states = StateWriter(self.derived, replica.log, owner, STATE_PACE, replica.now_ns)
+        self._cluster.counters["dedup_state_restored"] += self.log_state.covered > 0
+        self.states = StateWriter(self.log_state, replica.log, owner, STATE_PACE, replica.now_ns)
         self.state_server, self.state_fetcher = (
-            StateServer(self.derived, owner, replica.now_ns),
-            StateFetcher(self.derived, replica.log, owner),
+            StateServer(self.log_state, owner, replica.now_ns),
+            StateFetcher(self.log_state, replica.log, owner),
         )
-        self.derived.first_read_bytes = 0  # these logs are too short for a first look to leave anything
+        self.log_state.first_read_bytes = 0  # these logs are too short for a first look to leave anything
         self.ingest = Ingest(
             shell=self,
             reader=MessageDecoder(replica.key, replica.subject, AckPolicy.ALL, _INBOXES),
@@ -111,7 +111,7 @@ class SimIngest:
             replica=replica.replica,
             feed=self._comes,
             log=replica.log,
-            derived=self.derived,
+            log_state=self.log_state,
             now_ns=replica.now_ns,
             wall_ns=self._wall_ns,
             on_drop=self._dropped,
@@ -125,7 +125,7 @@ class SimIngest:
             reader=MessageDecoder(replica.key, replica.subject, AckPolicy.ALL, _INBOXES),
             replica=replica.replica,
             log=replica.log,
-            ids=self.derived.ids,
+            ids=self.log_state.ids,
             buffer=self._buffer,
             now_ns=replica.now_ns,
             wall_ns=self._wall_ns,
@@ -222,7 +222,7 @@ class SimIngest:
         self._reading = False
         if not (self._replica.failed or self._replica.log.closed):
             with suppress(LiftError):  # damage: the replica has been told
-                if not self.derived.read_missing_records(_LOOK_BACK_BYTES):
+                if not self.log_state.read_missing_records(_LOOK_BACK_BYTES):
                     self._read_soon()
 
     def _wall_ns(self) -> int:

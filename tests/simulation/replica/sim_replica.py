@@ -173,7 +173,7 @@ class SimReplica(PartitionShell):
         self._waiting: FetchRequest | None = None
         """The fetch that leaves when the leader's state is here."""
         publishers = self.publishers = SimIngest(self)
-        self.ingest, self.acks, self.derived = publishers.ingest, publishers.acks, publishers.derived
+        self.ingest, self.acks, self.log_state = publishers.ingest, publishers.acks, publishers.log_state
         self.standby, self.state_fetcher = publishers.standby, publishers.state_fetcher
         self.commit = SimFlusher(
             log,
@@ -225,7 +225,7 @@ class SimReplica(PartitionShell):
         """Give up the role and close the log, because the partition moved away."""
         self.feed(ev.StopRequested())
         self.gone = True
-        self.publishers.derived.join(NodeStateMemory())
+        self.publishers.log_state.join(NodeStateMemory())
         for timer in self._timers.values():
             timer.cancel()
         for subject in (f"notify.{self.node_id}.{self.subject}", f"{self.subject}.read.{self.node_id}"):
@@ -419,14 +419,14 @@ class SimReplica(PartitionShell):
 
     def _replay(self, effect: do.ReplayLog) -> None:
         """Replay one slice. Each takes time before its result."""
-        derived = self.publishers.derived
+        log_state = self.publishers.log_state
         if self.failed or self._replaying is not effect:
             return
         try:
-            complete = derived.replay(_REPLAY_BYTES)
+            complete = log_state.replay(_REPLAY_BYTES)
         except LiftError:
             return  # damage: ``_damaged`` has been told
-        self.feed(ev.ReplayProgressed(end_offset=min(derived.end_offset or 0, effect.end_offset)))
+        self.feed(ev.ReplayProgressed(end_offset=min(log_state.end_offset or 0, effect.end_offset)))
         self.later(_REPLAY_NS, lambda: self._replayed(effect) if complete else self._replay(effect))
 
     def _replayed(self, effect: do.ReplayLog) -> None:

@@ -32,7 +32,7 @@ def tampering(seed: int) -> Iterator[None]:
     """Some of the files are torn, flipped, lost, or put back as they were earlier, before a log is opened."""
     rng, earlier = random.Random(seed), dict[str, tuple[str, bytes]]()
 
-    def restore(derived: LogState, log: Log, of: str) -> dict[str, str]:
+    def restore(log_state: LogState, log: Log, of: str) -> dict[str, str]:
         for name in state_names(log.storage):
             data = log.storage.load(name) or b""
             match rng.randrange(8):
@@ -48,7 +48,7 @@ def tampering(seed: int) -> Iterator[None]:
                     log.storage.replace(*earlier[of])
                 case _:
                     earlier[of] = name, data
-        return restore_state(derived, log, of)
+        return restore_state(log_state, log, of)
 
     with patch("tests.simulation.replica.sim_ingest.restore_state", restore):
         yield

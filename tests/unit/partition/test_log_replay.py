@@ -28,14 +28,14 @@ class Bench:
                     timestamp_ns=1,
                 )
             )  # fmt: skip
-        self.derived = LogState(self.log, NS_PER_S, 1 << 20, lambda: 0)
+        self.log_state = LogState(self.log, NS_PER_S, 1 << 20, lambda: 0)
         self.fed: list[events.Event] = []
         self.failed: list[StorageError] = []
         self.done: list[str] = []
-        self.replay = self.replay_of(self.derived)
+        self.replay = self.replay_of(self.log_state)
 
-    def replay_of(self, derived: LogState) -> LogReplay:
-        partition: Any = SimpleNamespace(derived=derived, feed=self.fed.append, log_failed=self.failed.append)
+    def replay_of(self, log_state: LogState) -> LogReplay:
+        partition: Any = SimpleNamespace(log_state=log_state, feed=self.fed.append, log_failed=self.failed.append)
         return LogReplay(partition)
 
     def says(self, what: str) -> Callable[[], None]:
@@ -46,11 +46,11 @@ async def test_log_replay_reports_its_progress_in_slices_and_its_completion() ->
     bench = Bench()
     bench.replay.run(bench.says("done"))
     assert bench.done == []
-    assert bench.derived.end_offset == 1, "one slice, then it is others' turn"
+    assert bench.log_state.end_offset == 1, "one slice, then it is others' turn"
     await until(lambda: bench.done)
     assert bench.done == ["done"]
     assert bench.fed == [events.ReplayProgressed(end_offset=offset) for offset in range(1, 5)]
-    assert len(bench.derived.ids) == 5
+    assert len(bench.log_state.ids) == 5
     bench.replay.run(bench.says("at once"))
     assert bench.done == ["done", "at once"]
 
@@ -66,7 +66,7 @@ async def test_log_replay_that_is_restarted_reports_only_the_completion_of_the_l
     bench.replay.forget()
     for _ in range(20):
         await asyncio.sleep(0)
-    assert (bench.done, bench.derived.end_offset) == ([], 1)
+    assert (bench.done, bench.log_state.end_offset) == ([], 1)
     bench.replay.forget()
     bench.replay.run(bench.says("back"))
     await until(lambda: bench.done)
@@ -89,19 +89,19 @@ async def test_log_replay_reads_backward_until_the_subject_index_is_complete() -
             build_batch([b"v" * 40_000], subjects=[f"s.{offset}"], base_offset=offset, leader_epoch=1, timestamp_ns=1)
         )
     for fails in (False, True):
-        derived = LogState(bench.log, 0, 1 << 20, lambda: 0, subject="s.>", partition_subject_index_bytes=1 << 20)
-        derived.first_read_bytes = 0
-        replay = bench.replay_of(derived)
-        while not derived.replay():
+        log_state = LogState(bench.log, 0, 1 << 20, lambda: 0, subject="s.>", partition_subject_index_bytes=1 << 20)
+        log_state.first_read_bytes = 0
+        replay = bench.replay_of(log_state)
+        while not log_state.replay():
             pass
-        assert derived.last_of("s.0") is None
+        assert log_state.last_of("s.0") is None
         if fails:
             bench.log.close(clean=False)
             await until(lambda: bench.failed)
             assert isinstance(bench.failed[0], StorageError)
         else:
-            await until(lambda derived=derived: not derived.subjects.lacks)
-            assert derived.last_of("s.0") == 0
+            await until(lambda log_state=log_state: not log_state.subjects.lacks)
+            assert log_state.last_of("s.0") == 0
         replay.close()
     gone = LogState(bench.log, 0, 1 << 20, lambda: 0, subject="s.>", partition_subject_index_bytes=1 << 20)
     replay = bench.replay_of(gone)
@@ -121,20 +121,20 @@ async def test_log_replay_of_a_follower_continues_in_the_background_with_fetched
     ]
     for batch in batches[:7]:
         bench.log.append(batch)
-    derived = LogState(bench.log, 1 << 40, 1 << 20, lambda: 0)
-    replay = bench.replay_of(derived)
+    log_state = LogState(bench.log, 1 << 40, 1 << 20, lambda: 0)
+    replay = bench.replay_of(log_state)
     for batch in batches[7:]:
         bench.log.append(batch)
-        derived.fetched([parse_batch(batch)])
-    assert derived.lacks
-    await until(lambda: not derived.lacks)
-    assert (derived.end_offset, derived.is_complete, bench.fed) == (9, True, [])
+        log_state.fetched([parse_batch(batch)])
+    assert log_state.lacks
+    await until(lambda: not log_state.lacks)
+    assert (log_state.end_offset, log_state.is_complete, bench.fed) == (9, True, [])
     late = build_batch([b"v"], headers=[[("Nats-Msg-Id", b"late")]], base_offset=9, leader_epoch=1, timestamp_ns=99)
     bench.log.append(late)
-    derived.fetched([parse_batch(late)])
-    assert (derived.is_complete, derived.lacks) == (True, False)
-    assert [derived.ids.find(b"m%d" % n, 99) is not None for n in range(9)] == [True] * 9
-    assert derived.ids.find(b"late", 99) is not None
+    log_state.fetched([parse_batch(late)])
+    assert (log_state.is_complete, log_state.lacks) == (True, False)
+    assert [log_state.ids.find(b"m%d" % n, 99) is not None for n in range(9)] == [True] * 9
+    assert log_state.ids.find(b"late", 99) is not None
     replay.close()
 
 
@@ -146,8 +146,8 @@ async def test_log_replay_background_read_stops_at_the_first_failure() -> None:
         reads.append(1)
         raise StorageError("the disk is gone")
 
-    bench.derived.read_missing_records = read_missing_records  # type: ignore[method-assign]
-    bench.derived.on_lacking()
+    bench.log_state.read_missing_records = read_missing_records  # type: ignore[method-assign]
+    bench.log_state.on_lacking()
     await until(lambda: bench.failed)
     assert bench.replay._read_timer is None, "the replica has been told, and the node comes back"
     assert len(reads) == len(bench.failed) == 1

@@ -32,10 +32,10 @@ KEY = PartitionKey("s", "u1", 0)
 class Bench:
     def __init__(self, pool: concurrent.futures.Executor, storage: MemoryStorage) -> None:
         self.log = Log.open(storage, StreamConfig())[0]
-        self.derived = LogState(self.log, 120 * NS_PER_S, 1 << 20, lambda: 0)
+        self.log_state = LogState(self.log, 120 * NS_PER_S, 1 << 20, lambda: 0)
         self.flusher = flusher_of(FlushedPartition(self.log, self._failed), pool, Timers())
         config = ReplicationConfig(state_checkpoint_bytes=4096)
-        self.states = StateCheckpoints(self.derived, self.log, KEY, config, self.flusher, pool)
+        self.states = StateCheckpoints(self.log_state, self.log, KEY, config, self.flusher, pool)
 
     def _failed(self, error: Exception) -> None:
         raise error
@@ -46,10 +46,10 @@ class Bench:
             timestamp_ns=1,
         )  # fmt: skip
         self.log.append(batch)
-        self.derived.fetched([parse_batch(batch)])
+        self.log_state.fetched([parse_batch(batch)])
         self.log.flush()
         self.log.raise_high_watermark(self.log.newest_offset)
-        self.derived.committed(self.log.newest_offset)
+        self.log_state.committed(self.log.newest_offset)
 
 
 @pytest.fixture
@@ -213,8 +213,8 @@ async def test_state_file_written_at_a_clean_stop_is_loaded_at_the_next_start(
     again = Bench(pool, storage)
     found = load_state_file(again.log, KEY)
     assert found.state is not None
-    assert (found.left_out, again.derived.restore(found.state), again.derived.is_complete) == (1, True, True)
-    assert again.derived.ids.find(b"a", 0) == StoredId(0, 0)
+    assert (found.left_out, again.log_state.restore(found.state), again.log_state.is_complete) == (1, True, True)
+    assert again.log_state.ids.find(b"a", 0) == StoredId(0, 0)
     made = read_state_file(found, again.log, "s", StreamConfig(), ReplicationConfig())
     assert made is not None
     assert (made.ids.find(b"b", 0), made.is_complete) == (StoredId(1, 1), True)
@@ -222,7 +222,7 @@ async def test_state_file_written_at_a_clean_stop_is_loaded_at_the_next_start(
         "it knows too little"
     )
     assert read_state_file(StateFileMatch(), again.log, "s", StreamConfig(), ReplicationConfig()) is None
-    assert again.derived.replayed_bytes == 0
+    assert again.log_state.replayed_bytes == 0
     assert load_state_file(again.log, PartitionKey("s", "u2", 0)) == StateFileMatch(None, 1)
     assert StateFileMatch() == (None, 0)
     (await again.states.close())()

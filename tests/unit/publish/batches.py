@@ -17,7 +17,7 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import RecordBatch, parse_batch
 from liftpy.core.wire.subjects import InboxRule
-from tests.unit.publish.unlogged import FakeReplica, derived_state
+from tests.unit.publish.unlogged import FakeReplica, create_log_state
 
 _Ack = client_pb2.Ack
 
@@ -49,7 +49,7 @@ class Bench:
             config=ReplicationConfig(),
             acks=self.acks,
             feed=self.append,
-            derived=derived_state(),
+            log_state=create_log_state(),
             now_ns=lambda: 0,
             wall_ns=lambda: 77,
             memory=memory,

@@ -17,7 +17,7 @@ from liftpy.core.replication.effects import AppendBatch
 from liftpy.core.replication.events import PublishesReceived
 from liftpy.core.wire.batch import parse_batch
 from liftpy.core.wire.subjects import InboxRule
-from tests.unit.publish.unlogged import FakeReplica, derived_state
+from tests.unit.publish.unlogged import FakeReplica, create_log_state
 
 INBOXES = InboxRule(("_INBOX.",))
 
@@ -71,12 +71,12 @@ class Bench:
         self.end = 0
         self.append = append
         self.tokens: list[int] = []
-        self.derived = derived_state()
+        self.log_state = create_log_state()
         self.replica = FakeReplica(may_refuse)
         self.memory = MemoryBudget()
         self.ingest = Ingest(
             shell=self.bus, reader=MessageDecoder(self.acks.key, "ev", AckPolicy.ALL, INBOXES), config=ReplicationConfig(**config),
-            acks=self.acks, replica=self.replica, feed=self.feed, log=self, derived=self.derived,  # type: ignore[arg-type]
+            acks=self.acks, replica=self.replica, feed=self.feed, log=self, log_state=self.log_state,  # type: ignore[arg-type]
             now_ns=time.monotonic_ns, wall_ns=time.time_ns, memory=self.memory,
         )  # fmt: skip
         self.ingest.start()

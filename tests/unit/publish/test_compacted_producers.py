@@ -14,7 +14,7 @@ from liftpy.core.log.compaction_point import HORIZON_NAME
 from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.publish.digest import RollingDigest
-from liftpy.core.publish.log_state import LogState, derived_state
+from liftpy.core.publish.log_state import LogState, create_log_state
 from liftpy.core.publish.producer_state import Claim, Finding, ProducerState
 from liftpy.core.wire.batch import RecordBatch, build_batch, parse_batch, split_batches
 from liftpy.core.wire.producer_note import ProducerNote, SourcePosition
@@ -30,10 +30,10 @@ def a_log() -> Log:
 
 def state_of(log: Log, node: ReplicationConfig = NODE) -> LogState:
     """As whoever opens the log and has no file knows it."""
-    derived = derived_state(log, "s", STREAM, node, lambda: 0)
-    while not derived.replay():
+    log_state = create_log_state(log, "s", STREAM, node, lambda: 0)
+    while not log_state.replay():
         pass
-    return derived
+    return log_state
 
 
 def put(
@@ -177,8 +177,8 @@ def test_compaction_control_batch_does_not_change_the_last_message_id() -> None:
     short, _ = Log.open(MemoryStorage(), STREAM)
     short.append_batches(b"".join(batch.view for batch in batches_of(log)[:2]), batches_of(log)[:2])
     short.raise_high_watermark(end - 1)
-    derived = state_of(short)
-    assert derived.ids.last_id == b"id"
+    log_state = state_of(short)
+    assert log_state.ids.last_id == b"id"
 
 
 @settings(max_examples=60)

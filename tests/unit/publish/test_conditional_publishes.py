@@ -38,7 +38,7 @@ class Bench(IngestBench):
     def __init__(self, subject: str = "ev.>", room: int = 1 << 20, **more: Any) -> None:
         super().__init__(**more)
         self.log = Log.open(MemoryStorage(), StreamConfig(segment_bytes=4096))[0]
-        self.derived = self.ingest._derived = LogState(
+        self.log_state = self.ingest._log_state = LogState(
             self.log, 10**15, 1 << 20, lambda: 0, subject=subject, partition_subject_index_bytes=room
         )
         self.asked: list[PublishesReceived] = []
@@ -113,7 +113,7 @@ async def test_publish_with_a_wrong_expected_subject_sequence_is_rejected_on_a_s
     assert await bench.says("ev", (OF, 1)) == 2
     assert await bench.says("ev", (OF, 0), (NAMED, "other")) == 3
     assert await bench.says("ev", (OF, 3), (NAMED, "*")) == 4
-    assert bench.derived.subjects.state == "off"
+    assert bench.log_state.subjects.state == "off"
 
 
 async def test_condition_check_includes_earlier_publishes_of_the_same_socket_read() -> None:
@@ -165,7 +165,7 @@ async def test_conditional_publish_without_reply_that_fails_is_dropped_and_count
 async def an_indexing_bench() -> Bench:
     """302 records of as many subjects, of which the leader has indexed the last only."""
     bench = Bench()
-    bench.derived.first_read_bytes = 1
+    bench.log_state.first_read_bytes = 1
     for number in range(302):
         bench.send(f"ev.{number}", payload=b"v" * 100)
         if number % 20 == 0 or number > 299:
@@ -182,7 +182,7 @@ async def test_conditional_publish_of_an_unindexed_subject_is_answered_after_ind
     assert bench.answers() == []
     assert not bench.ingest.idle
     assert await bench.says("ev.301", (OF, 302)) == 303
-    while not bench.derived.read_missing_records():
+    while not bench.log_state.read_missing_records():
         pass
     assert bench.answers() == [304, wrong(304), wrong(304)]
     assert bench.ingest.idle
@@ -206,12 +206,12 @@ async def test_conditional_publish_above_the_indexing_wait_limit_is_rejected_wit
     bench = await an_indexing_bench()
     bench.send("ev.new", (OF, 0))
     await turn()
-    bench.derived.read_missing_records(1)
+    bench.log_state.read_missing_records(1)
     (answer,) = bench.answers()
     assert answer[:2] == (503, 10008)
     assert "Try again" in answer[2]
     assert bench.ingest.idle
-    assert bench.derived.index_wait.share.size_bytes == 0
+    assert bench.log_state.index_wait.share.size_bytes == 0
 
 
 @pytest.mark.parametrize("left", [False, True])
@@ -224,7 +224,7 @@ async def test_conditional_publishes_waiting_for_the_index_are_rejected_when_the
     else:
         bench.ingest.stop()
     assert [answer[0] for answer in bench.answers()] == ([503] if left else [])
-    while not bench.derived.read_missing_records():
+    while not bench.log_state.read_missing_records():
         pass
     assert bench.answers() == []
     assert bench.end == 302
@@ -257,24 +257,24 @@ async def test_conditional_publish_on_a_stream_with_too_many_subjects_is_rejecte
     assert await many.says("ev.0", (OF, 3), (NAMED, "ev.2")) == 4
 
 
-def unmet(derived: Any, subjects: list[str], of_others: dict[int, PublishConditions], end_offset: int) -> dict[int, Any]:
+def unmet(log_state: Any, subjects: list[str], of_others: dict[int, PublishConditions], end_offset: int) -> dict[int, Any]:
     """What does not hold of messages to ``subjects``."""
     count = len(subjects)
     publishers = Publishers(AckPolicy.ALL, [b""] * count)
     columns = MessageColumns(values=[b""] * count, publishers=publishers, subjects=subjects, of_others=of_others)
-    return conditions.unmet_conditions(columns, derived, end_offset)
+    return conditions.unmet_conditions(columns, log_state, end_offset)
 
 
 def test_condition_check_with_a_wildcard_filter_covers_at_most_ten_thousand_subjects() -> None:
-    derived = Bench(room=1 << 24).derived
-    derived.last_of("ev.0")
-    derived.subjects.read_below(0, {f"ev.{number}": number for number in range(10_000)})
+    log_state = Bench(room=1 << 24).log_state
+    log_state.last_of("ev.0")
+    log_state.subjects.read_below(0, {f"ev.{number}": number for number in range(10_000)})
 
     def judged(sequence: int) -> tuple[object, ...]:
-        return unmet(derived, ["ev.x"], {0: PublishConditions(sequence, "ev.*", b"")}, 10_000).get(0, ())
+        return unmet(log_state, ["ev.x"], {0: PublishConditions(sequence, "ev.*", b"")}, 10_000).get(0, ())
 
     assert (judged(10_000), judged(9_999)[1:]) == ((), ("wrong last sequence: 10000", None))
-    derived.subjects.read_below(0, {"ev.more": 10_000})
+    log_state.subjects.read_below(0, {"ev.more": 10_000})
     text = "An expected last sequence with wildcards needs a stream with at most 10000 subjects. Name one subject."
     assert judged(10_001) == judged(9_999) == (RejectReason.UNSUPPORTED, text, (400, 10003))
 
@@ -337,15 +337,15 @@ async def test_publish_with_a_filter_of_many_wildcards_is_answered_within_a_seco
 
 def test_condition_check_of_a_thousand_filters_takes_less_than_half_a_second() -> None:
     """[A21]"""
-    derived = Bench(room=1 << 24).derived
-    derived.last_of("ev.0")
-    derived.subjects.read_below(0, {f"ev.{number}.x": number for number in range(10_000)})
+    log_state = Bench(room=1 << 24).log_state
+    log_state.last_of("ev.0")
+    log_state.subjects.read_below(0, {f"ev.{number}.x": number for number in range(10_000)})
     subjects = [f"ev.new.{number}" for number in range(1000)]
 
     def judged(filters: list[str]) -> tuple[float, list[str]]:
         began = time.process_time()
         unfit = unmet(
-            derived, subjects, {index: PublishConditions(0, named, b"") for index, named in enumerate(filters)}, 10_000
+            log_state, subjects, {index: PublishConditions(0, named, b"") for index, named in enumerate(filters)}, 10_000
         )
         return time.process_time() - began, [reason.name for reason, *_ in unfit.values()]
 
@@ -354,8 +354,8 @@ def test_condition_check_of_a_thousand_filters_takes_less_than_half_a_second() -
     took_s, reasons = judged([f"*.{number}.y" for number in range(1000)])
     assert took_s < 0.5
     assert 900 < reasons.count("OVERLOADED") == len(reasons)
-    derived = Bench(room=1 << 24).derived
-    derived.last_of("ev.0")
-    derived.subjects.read_below(0, {f"ev.{number}.x": number for number in range(10_000)})
+    log_state = Bench(room=1 << 24).log_state
+    log_state.last_of("ev.0")
+    log_state.subjects.read_below(0, {f"ev.{number}.x": number for number in range(10_000)})
     took_s, reasons = judged([f"ev.{number}z.>" for number in range(1000)])
     assert (took_s < 0.5, reasons) == (True, []), "subjects that begin otherwise are not compared"

@@ -310,7 +310,7 @@ class Bench(DuplicatesBench):
     def __init__(self, count: int, **more: Any) -> None:
         super().__init__(**more)
         self.node = NodeStateMemory()
-        self.derived.join(self.node)
+        self.log_state.join(self.node)
         self.node.bound_bytes = (count * (296 + size_of([b"a"])) * 8 + 6) // 7
 
     def error(self, inbox: str) -> dict[str, Any]:
@@ -349,13 +349,13 @@ async def test_dedup_memory_counts_message_ids_in_flight_until_stored_or_rejecte
     assert bench.answers() == {"_INBOX.b": 10023}
     assert held_bytes == size_of([b"a"])
     bench.release()
-    assert (bench.node.size_bytes, bench.derived.ids.in_hand.size_bytes) == (296 + held_bytes, 0)
+    assert (bench.node.size_bytes, bench.log_state.ids.in_hand.size_bytes) == (296 + held_bytes, 0)
     bench.node.bound_bytes *= 4
     bench.send(b"v", "c", b"_INBOX.c")
     await turn()
-    assert bench.derived.ids.in_hand.size_bytes == held_bytes
+    assert bench.log_state.ids.in_hand.size_bytes == held_bytes
     bench.ingest.drop(bench.held[0].token)
-    assert bench.derived.ids.in_hand.size_bytes == 0
+    assert bench.log_state.ids.in_hand.size_bytes == 0
     bench.send(b"v", "d")
     await turn()
     bench.ingest.stop()
@@ -367,7 +367,7 @@ async def test_publish_with_a_message_id_that_may_be_evicted_is_dropped_without_
     bench = Bench(2)
     bench.node.bound_bytes = 296 + size_of([b"a"])
     for offset, name in enumerate((b"a", b"b")):  # as a follower does
-        bench.derived.appended(offset, 1, time.time_ns(), {offset: name}, b"")
+        bench.log_state.appended(offset, 1, time.time_ns(), {offset: name}, b"")
         bench.end = offset + 1
     bench.node.bound_bytes = 1 << 20
     bench.send(b"v", "a", b"_INBOX.a")

@@ -310,7 +310,7 @@ async def test_message_id_that_is_too_long_is_rejected_and_an_empty_one_ignored(
 
 async def test_duplicate_message_id_without_a_dedup_window_is_stored_again() -> None:
     bench = Bench()
-    bench.derived.ids.window_ns = 0
+    bench.log_state.ids.window_ns = 0
     for number in range(2):
         bench.send(b"v", "a", b"_INBOX.%d" % number)
         await turn()

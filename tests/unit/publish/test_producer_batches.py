@@ -116,10 +116,10 @@ def test_producer_batch_that_overlaps_stored_records_adds_only_its_new_records(c
     assert [(b.header.base_sequence, b.record_count, b.base_offset) for b in bench.batches] == [(0, 9, 0), (9, 5, 9)]
     stored = [(r.value, r.key, r.headers, r.subject) for b in bench.batches for r in b.records()]
     assert stored == [(value, key, tuple(headers or ()), "ev.1") for value, key, headers in RECORDS[:14]]
-    derived = bench.ingest._derived
-    assert derived.ids.find(b"m12", 0) is not None
-    assert derived.ids.find(b"m12", 0).offset == 12  # type: ignore[union-attr]
-    state = derived.producers.state_of(P)
+    log_state = bench.ingest._log_state
+    assert log_state.ids.find(b"m12", 0) is not None
+    assert log_state.ids.find(b"m12", 0).offset == 12  # type: ignore[union-attr]
+    state = log_state.producers.state_of(P)
     assert state is not None
     assert state.digest is not None
     assert state.digest.encode() == before(14)
@@ -171,7 +171,7 @@ def test_producers_beyond_the_limit_are_rejected_as_overloaded() -> None:
     bench = begun()
     send(bench, 0, 1)
     bench.commit()
-    bench.ingest._derived.producers.max_count = 1
+    bench.ingest._log_state.producers.max_count = 1
     bench.arrive((REPLY, published(b"", askedProducer=P + 1, producerInstance=1), b""))
     (ack,) = bench.answers()
     assert ack.ackError == _Ack.OVERLOADED

@@ -15,7 +15,7 @@ def empty_log() -> Any:
     return SimpleNamespace(log_start_offset=0, log_end_offset=0, high_watermark=-1)
 
 
-def derived_state(window_ns: int = WINDOW_NS, max_bytes: int = 1 << 20) -> LogState:
+def create_log_state(window_ns: int = WINDOW_NS, max_bytes: int = 1 << 20) -> LogState:
     """Of an empty log; it is told of what is appended by the Ingest, and of nothing else."""
     return LogState(empty_log(), window_ns, max_bytes, lambda: 0)
 

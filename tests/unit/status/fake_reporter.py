@@ -103,7 +103,7 @@ class Held(list[Any]):
         super().__init__(workers)
         self.counts = NodeCounts(StreamLabels(streams), AllOfThem(self))
         self.failed: dict[Any, str] = {}
-        self.copy_limit, self.derived = CatchupThrottle(copied_bytes=31), NodeStateMemory()
+        self.copy_limit, self.state_memory = CatchupThrottle(copied_bytes=31), NodeStateMemory()
 
     @property
     def standby_bytes(self) -> int:

@@ -62,17 +62,17 @@ def kept(here: MetricSums, now_ns: int) -> dict[str, Any]:
 
 
 def _add(sums: Counter[str], worker: Any) -> None:
-    counters, derived = worker.ingest.counters, worker.derived
+    counters, log_state = worker.ingest.counters, worker.log_state
     for name, figure in (
         ("ingest_records", counters.records), ("ingest_bytes", counters.size_bytes), ("read_records", worker.reads.record_count),
         ("read_bytes", worker.reads.size_bytes), ("acks_waiting", worker.acks.count), ("log_size_bytes", worker.log.size_bytes),
         ("readers_waiting", worker.reads.waiting_count), ("duplicates", counters.duplicates),
-        ("message_ids_forgotten", derived.ids.evicted_count), ("producers_forgotten", derived.producers.evicted_count),
-        ("replayed_bytes", derived.replayed_bytes), ("derived_states_written", worker.states.writer.written),
+        ("message_ids_forgotten", log_state.ids.evicted_count), ("producers_forgotten", log_state.producers.evicted_count),
+        ("replayed_bytes", log_state.replayed_bytes), ("derived_states_written", worker.states.writer.written),
         ("derived_states_failed", worker.states.writer.failed), ("poison_envelopes", worker.ingest.reader.poison_envelopes),
         ("refused_replies", worker.ingest.reader.refused_replies), ("truncated_records", worker.log.truncated_records),
         ("fragment_reassembly_bytes", worker.fetches.fragment_reassembly_bytes), ("partitions_failed", worker.storage_failed),
-        ("partitions_with_full_subject_index", derived.subjects.state == "full"),
+        ("partitions_with_full_subject_index", log_state.subjects.state == "full"),
         ("partitions_with_quarantined_files", bool(worker.quarantined_files)),
     ):  # fmt: skip
         sums[name] += int(figure)

@@ -69,7 +69,7 @@ class History:
         rng = self.rng
         if what == "count":
             for where, name in ((worker.ingest.counters, "records"), (worker.reads, "size_bytes"), (worker.log, "truncated_records"),
-                                (worker.derived.ids, "evicted_count"), (worker.states.writer, "failed")):  # fmt: skip
+                                (worker.log_state.ids, "evicted_count"), (worker.states.writer, "failed")):  # fmt: skip
                 setattr(where, name, getattr(where, name) + rng.randrange(3))
             worker.log.size_bytes, worker.acks.count = rng.randrange(9_000), rng.randrange(9)
             worker.log.log_end_offset += rng.randrange(3)

@@ -165,8 +165,8 @@ def test_metrics_series_count_is_bounded(count: int) -> None:
     reporter = a_reporter(workers)
     reporter.named_counters = lambda: {**{f"{REFUSED}{n}": 1 for n in range(count)}, **dict.fromkeys(INCIDENTS, 1)}
     reporter.group.held = {str(n): 1 for n in range(count)}
-    reporter.partitions.derived.by_kind.update({str(n): 1 for n in range(count)})
-    reporter.partitions.derived.refused.update({str(n): 1 for n in range(count)})
+    reporter.partitions.state_memory.by_kind.update({str(n): 1 for n in range(count)})
+    reporter.partitions.state_memory.refused.update({str(n): 1 for n in range(count)})
     reporter.instruments.proposals_failed.update({str(n): 1 for n in range(count)})
     found = gathered(reporter)
     samples = [name for name in shown(found) if not name[0].startswith("process_")]

@@ -172,7 +172,7 @@ class OverloadedIngest(Bench):
 
     def lose_message_ids(self) -> None:
         """Let the node drop stored message ids, because its memory is full."""
-        self.ingest._derived.ids._lost_ns = self.ingest.wall_ns()
+        self.ingest._log_state.ids._lost_ns = self.ingest.wall_ns()
 
 
 def _is_late(bench: OverloadedIngest) -> None:
