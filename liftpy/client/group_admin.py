@@ -200,17 +200,17 @@ class GroupDescription:
 
 
 _SUMMARY = MessageCodec(
-    GroupSummary, pb.GroupSummary, renamed={"name": "group"}, apart=("generation", "cursor"), local=("partition",)
+    GroupSummary, pb.GroupSummary, renamed={"name": "group"}, wire_only=("generation", "cursor"), local_only=("partition",)
 )
 _MEMBER = MessageCodec(
     GroupMemberInfo,
     pb.MemberView,
     renamed={"name": "member"},
-    apart=("owned", "sessionMs", "silentMs"),
-    local=("owned", "silent_s", "session_s"),
+    wire_only=("owned", "sessionMs", "silentMs"),
+    local_only=("owned", "silent_s", "session_s"),
 )
 MessageCodec(UnackedRecords, pb.QueueHolder, renamed={"worker": "member"})  # _QUEUE finds it by the class
-_QUEUE = MessageCodec(QueueFigures, pb.QueueView, apart=("stream", "uid", "partition"), local=("key",))
+_QUEUE = MessageCodec(QueueFigures, pb.QueueView, wire_only=("stream", "uid", "partition"), local_only=("key",))
 
 
 class GroupCoordinator:

@@ -78,7 +78,7 @@ class GroupMember:
         return self.heard_ns + self.session_ns + commands.FENCE_MS * NS_PER_MS
 
 
-MEMBER = MessageCodec(GroupMember, pb.MemberState, renamed={"name": "member"}, local=("held",))
+MEMBER = MessageCodec(GroupMember, pb.MemberState, renamed={"name": "member"}, local_only=("held",))
 
 
 @dataclass(slots=True)

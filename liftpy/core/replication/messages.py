@@ -187,21 +187,23 @@ FETCH_REQUEST = MessageCodec(
     FetchRequest,
     pb.ReplicationRequest,
     renamed={"replica": "replicaID", "flush_ns": "flushMicros"},
-    apart=("partition", "position", "batchCrc"),
-    local=("token",),
+    wire_only=("partition", "position", "batchCrc"),
+    local_only=("token",),
     converters={"flush_ns": _FLUSH},
 )
 EPOCH_QUERY = MessageCodec(
     EpochQuery,
     pb.LeaderEpochOffsetRequest,
     renamed={"requested_epoch": "leaderEpoch", "replica": "replicaID"},
-    apart=("partition",),
-    local=("token",),
+    wire_only=("partition",),
+    local_only=("token",),
 )
 EPOCH_ANSWER = MessageCodec(
-    EpochAnswer, pb.LeaderEpochOffsetResponse, renamed={"last_offset": "endOffset"}, apart=_ADDRESS, local=("token",)
+    EpochAnswer, pb.LeaderEpochOffsetResponse, renamed={"last_offset": "endOffset"}, wire_only=_ADDRESS, local_only=("token",)
 )
 FETCH_REFUSAL = MessageCodec(
-    FetchRefusal, pb.ReplicationRefusal, apart=_ADDRESS, local=("token",), converters={RefusalReason: _REASON}
+    FetchRefusal, pb.ReplicationRefusal, wire_only=_ADDRESS, local_only=("token",), converters={RefusalReason: _REASON}
 )
-LEADER_NOTICE = MessageCodec(LeaderNotice, pb.LeaderNotice, apart=("stream", "streamUid", "partition"), local=("replicas",))
+LEADER_NOTICE = MessageCodec(
+    LeaderNotice, pb.LeaderNotice, wire_only=("stream", "streamUid", "partition"), local_only=("replicas",)
+)

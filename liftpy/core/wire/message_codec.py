@@ -64,8 +64,8 @@ class MessageCodec(Generic[T, M]):
         kind: Dataclass. Its fields are scalars, enums, dataclasses that have a codec, and tuples of these.
         message: Class of the protobuf message.
         renamed: Field of the dataclass -> field of the message, where the names differ.
-        apart: Fields of the message that the dataclass does not have. The caller of ``to_pb`` gives them.
-        local: Fields of the dataclass that the message does not have. The caller of ``from_pb`` gives them.
+        wire_only: Fields of the message that the dataclass does not have. The caller of ``to_pb`` gives them.
+        local_only: Fields of the dataclass that the message does not have. The caller of ``from_pb`` gives them.
         converters: Type or name of a field -> the functions that convert it.
         zero_is_default: True if a missing field has the default of the dataclass. False: it is zero. A field that is
             ``optional`` in the message always has the default.
@@ -78,35 +78,35 @@ class MessageCodec(Generic[T, M]):
         message: type[M],
         *,
         renamed: Mapping[str, str] | None = None,
-        apart: Sequence[str] = (),
-        local: Sequence[str] = (),
+        wire_only: Sequence[str] = (),
+        local_only: Sequence[str] = (),
         converters: Mapping[type | str, Converter] | None = None,
         zero_is_default: bool = False,
         shared: bool = False,
     ) -> None:
-        own = [field for field in fields(cast(Any, kind)) if field.name not in local]
+        own = [field for field in fields(cast(Any, kind)) if field.name not in local_only]
         self.wire_names = {field.name: (renamed or {}).get(field.name) or wire_name(field.name) for field in own}
         on_wire = message.DESCRIPTOR.fields_by_name
-        odd = sorted({*self.wire_names.values(), *apart} ^ set(on_wire))
+        odd = sorted({*self.wire_names.values(), *wire_only} ^ set(on_wire))
         if odd:
             raise TypeError(f"{kind.__name__} and the message {message.DESCRIPTOR.name} differ in {', '.join(odd)}")
         self.kind, self.message = kind, message
         self._own, self._converters = own, dict(converters or {})
-        self._has_apart, self._has_local = bool(apart), bool(local)
+        self._has_wire_only, self._has_local_only = bool(wire_only), bool(local_only)
         self._zero_is_default, self._shared = zero_is_default, shared
         _CODECS[kind] = self
 
-    def to_pb(self, value: T, **apart: Any) -> M:
-        """Return the protobuf message of ``value``. ``apart``: values of message fields that the dataclass does not have."""
-        return self.compiled[0](value, **apart)
+    def to_pb(self, value: T, **wire_only: Any) -> M:
+        """Return the protobuf message of ``value``. ``wire_only``: values of message fields that the dataclass does not have."""
+        return self.compiled[0](value, **wire_only)
 
-    def from_pb(self, message: M, names: Names | None = None, **local: Any) -> T:
+    def from_pb(self, message: M, names: Names | None = None, **local_only: Any) -> T:
         """Return the dataclass value of ``message``.
 
-        ``names``: shares equal strings of several messages. None: no sharing across messages. ``local``: values of fields that
+        ``names``: shares equal strings of several messages. None: no sharing across messages. ``local_only``: values of fields that
         the message does not have.
         """
-        return self.compiled[1](message, names, **local)
+        return self.compiled[1](message, names, **local_only)
 
     @cached_property
     def compiled(self) -> tuple[Callable[..., M], Callable[..., T]]:
@@ -133,17 +133,17 @@ class MessageCodec(Generic[T, M]):
                 decode = f"{decode} if {present} else default_{field.name}"
             encoded.append(f"{wire.name}={encode}")
             decoded.append(decode if self._is_positional else f"{field.name}={decode}")
-        apart, local = ", **apart" if self._has_apart else "", ", **local" if self._has_local else ""
-        to_pb = f"lambda value{apart}: message({', '.join(encoded)}{apart})"
-        expression = f"kind({', '.join(decoded)}{local})"
-        from_pb = f"lambda given, names=None{local}: {'(names := names or Names()) and ' if 'names' in expression else ''}{expression}"
+        wire_only, local_only = ", **wire_only" if self._has_wire_only else "", ", **local_only" if self._has_local_only else ""
+        to_pb = f"lambda value{wire_only}: message({', '.join(encoded)}{wire_only})"
+        expression = f"kind({', '.join(decoded)}{local_only})"
+        from_pb = f"lambda given, names=None{local_only}: {'(names := names or Names()) and ' if 'names' in expression else ''}{expression}"
         both: tuple[Callable[..., M], Callable[..., T]] = eval(f"{to_pb}, {from_pb}", scope)
         return both
 
     @property
     def _is_positional(self) -> bool:
         """True if the arguments of ``kind`` are the fields of the message in their order. Such a call is faster."""
-        return not self._has_local and all(field.init and not field.kw_only for field in self._own)
+        return not self._has_local_only and all(field.init and not field.kw_only for field in self._own)
 
     def _expressions(self, name: str, hint: Any, is_repeated: bool) -> tuple[tuple[Any, Any], str, str]:
         """Return the two functions that convert a field, and the Python expressions that call them to encode and to decode it.

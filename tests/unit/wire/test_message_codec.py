@@ -31,6 +31,6 @@ def test_message_codec_of_a_class_and_a_protobuf_message_with_different_fields_r
 
 
 def test_message_codec_does_not_encode_an_excluded_field() -> None:
-    codec = MessageCodec(_Short, pb.PurgedBy, apart=("number",))
+    codec = MessageCodec(_Short, pb.PurgedBy, wire_only=("number",))
     assert codec.from_pb(pb.PurgedBy(node="n1", number=7)) == _Short("n1")
     assert codec.to_pb(_Short("n1")) == pb.PurgedBy(node="n1")
