@@ -537,8 +537,8 @@ class Ingest:
     def _submit(self, messages: list[RawMessage]) -> None:
         now_wall_ns = self.wall_ns()
         columns = self.reader.read(messages, now_wall_ns)
-        if columns.apart:
-            self._submit_at(messages, columns.apart)
+        if columns.whole_batches:
+            self._submit_at(messages, columns.whole_batches)
             return
         if columns.unfit:
             self._reject_some(columns, columns.unfit)

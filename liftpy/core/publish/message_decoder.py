@@ -272,7 +272,7 @@ class MessageColumns:
     """Producer and sequence numbers that the producer has set. None: the batch has no producer."""
     producer_request: ProducerRequest | None = None
     """The request, if the only message asks how a process may continue a producer. Then nothing is stored."""
-    apart: list[int] = field(default_factory=list)
+    whole_batches: list[int] = field(default_factory=list)
     """Indexes of whole batches among several messages. Each of them is then decoded alone, and no other column is set."""
     unfit: dict[int, Rejection] = field(default_factory=dict)
     """Record index -> rejection of a message that cannot be stored, ascending. Its other columns are incomplete."""
@@ -353,8 +353,8 @@ class MessageDecoder:
         magic = envelope.MAGIC
         self._alike = {}
         special = [i for i, m in enumerate(messages) if m[3] or m[2].startswith(magic)]
-        if special and len(messages) > 1 and (apart := self._whole_batches(messages, special)):
-            columns.apart = apart
+        if special and len(messages) > 1 and (whole_batches := self._whole_batches(messages, special)):
+            columns.whole_batches = whole_batches
             return columns
         if fast_batches:
             columns.unfit = dict.fromkeys(fast_batches, jetstream_headers.FAST_BATCH)

@@ -445,7 +445,7 @@ class StandbyReplay:
         Whole batches and invalid messages are steps of their own, the messages between them are one step.
         """
         columns = self.reader.read(messages, self.wall_ns)
-        alone = columns.apart or sorted(columns.unfit.keys() | columns.unfit_after_sequence.keys())
+        alone = columns.whole_batches or sorted(columns.unfit.keys() | columns.unfit_after_sequence.keys())
         if len(messages) > 1 and alone:
             for piece in split_at(messages, alone):
                 yield from self._decode_messages(piece, receive_ns)
