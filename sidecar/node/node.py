@@ -44,7 +44,7 @@ from liftpy.core.publish.memory_budget import (
     limit_of,
 )
 from liftpy.core.publish.standby import NodeStandbyMemory
-from liftpy.core.replication.catchup_throttle import pace_of
+from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.replication.lease import Lease
 from liftpy.core.wire.subjects import InboxRule, Subjects
@@ -554,7 +554,7 @@ class Node(RunningNode):
             standby_memory=self._memory.standby,
             memory_budget=self._memory.room,
             state_memory=NodeStateMemory(times.node_dedup_state_bytes),
-            copy_limit=pace_of(times),
+            copy_limit=CatchupThrottle.from_config(times),
             clocks=clocks,
             drops=self._drops,
             subjects=self.subjects,

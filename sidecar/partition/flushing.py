@@ -25,7 +25,7 @@ from liftpy.core.partition.shell import PartitionShell
 from liftpy.core.publish.log_state import LogState, create_log_state
 from liftpy.core.publish.state_file import State, StateCapture, load_state, state_owner
 from liftpy.core.publish.state_transfer import StateFetcher, StateServer
-from liftpy.core.publish.state_writer import StateWriter, pace_of
+from liftpy.core.publish.state_writer import StateFileSchedule, StateWriter
 from liftpy.errors import LiftError, StorageError
 from sidecar.disk.flush_thread import FlushThread, FlushTimes, NodeFlushTimes
 from sidecar.runtime import clock
@@ -264,7 +264,7 @@ class StateCheckpoints:
         owner = state_owner(key)
         self.state_server = StateServer(log_state, owner, clock.now_ns, self._encode)
         self.state_fetcher = StateFetcher(log_state, log, owner)
-        self.writer = StateWriter(log_state, log, owner, pace_of(config), clock.now_ns)
+        self.writer = StateWriter(log_state, log, owner, StateFileSchedule.from_config(config), clock.now_ns)
         self._unwritten: StateCapture | None = None
         """Derived states that must be written after the HW is stored. None: there are none."""
         self._waited = False

@@ -36,6 +36,10 @@ class StateFileSchedule(NamedTuple):
     last_files: int = 8
     """Factor for the size of the last file. 0: its size has no effect."""
 
+    @classmethod
+    def from_config(cls, config: ReplicationConfig) -> StateFileSchedule:
+        return cls(round(config.state_checkpoint_interval_s * NS_PER_S), config.state_checkpoint_bytes)
+
     def is_due(self, grown_bytes: int, last_bytes: int, since_ns: int) -> bool:
         """Return whether a state file is due for a log that has grown by ``grown_bytes`` in ``since_ns`` nanoseconds.
 
@@ -46,22 +50,17 @@ class StateFileSchedule(NamedTuple):
         return since_ns >= self.every_ns and grown_bytes >= max(self.least_bytes, last_bytes if self.last_files else 0)
 
 
-def pace_of(config: ReplicationConfig) -> StateFileSchedule:
-    """Return the rule for state files that the settings define."""
-    return StateFileSchedule(round(config.state_checkpoint_interval_s * NS_PER_S), config.state_checkpoint_bytes)
-
-
 class StateWriter:
     """Decides when the derived state of one replica is written to a state file, and writes it.
 
-    ``of``: name of the partition with the stream's uid. ``pace``: when a file is due. ``now_ns``: returns the monotonic clock.
+    ``of``: name of the partition with the stream's uid. ``schedule``: when a file is due. ``now_ns``: returns the monotonic clock.
     """
 
-    def __init__(self, log_state: LogState, log: Log, of: str, pace: StateFileSchedule, now_ns: Callable[[], int]) -> None:
+    def __init__(self, log_state: LogState, log: Log, of: str, schedule: StateFileSchedule, now_ns: Callable[[], int]) -> None:
         self._log_state = log_state
         self._log = log
         self._of = of
-        self._pace = pace
+        self._schedule = schedule
         self._now_ns = now_ns
         self._at_bytes, self._at_ns = 0, now_ns()
         self.last_bytes = 0
@@ -129,8 +128,8 @@ class StateWriter:
         """Return the state to write to a file now. None: no file is due. ``closing``: True if the log is about to be closed cleanly."""
         log_state, now_ns = self._log_state, self._now_ns()
         grown_bytes = log_state.taken_bytes - self._at_bytes
-        due = self._pace.is_due(grown_bytes, self.last_bytes, now_ns - self._at_ns)
-        if not due and not self.is_wanted and not (closing and grown_bytes >= self._pace.least_bytes):
+        due = self._schedule.is_due(grown_bytes, self.last_bytes, now_ns - self._at_ns)
+        if not due and not self.is_wanted and not (closing and grown_bytes >= self._schedule.least_bytes):
             return None
         unwritten, self._fresh_starts = log_state.snapshot(self._of, with_losses=self.is_wanted), log_state.fresh_starts
         if unwritten is not None:

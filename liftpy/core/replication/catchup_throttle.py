@@ -50,6 +50,12 @@ class CatchupThrottle:
     _turn_ns: int = field(default=0, repr=False)
     """Duration of the last turn, in nanoseconds. The current turn is expected to take as long."""
 
+    @classmethod
+    def from_config(cls, config: ReplicationConfig) -> CatchupThrottle:
+        throttle = cls()
+        throttle.change(config)
+        return throttle
+
     def change(self, config: ReplicationConfig) -> None:
         self.bytes_per_second, self.share = config.copy_bytes_per_s, config.copy_duty_cycle
         self.least_bytes_per_second, self.piece_bytes = config.copy_min_bytes_per_s, config.copy_fetch_bytes
@@ -107,9 +113,9 @@ class CatchupThrottle:
 
 @dataclass(slots=True)
 class LearnerCopy:
-    """Copy of one learner: the turn that it has reserved, and the sizes of its last answer. ``pace``: throttle of the node."""
+    """Copy of one learner: the turn that it has reserved, and the sizes of its last answer. ``throttle``: throttle of the node."""
 
-    pace: CatchupThrottle
+    throttle: CatchupThrottle
     _asked_ns: int = 0
     _reserved_ns: int = 0
     _size_bytes: int = 0
@@ -124,7 +130,7 @@ class LearnerCopy:
         """
         self._asked_ns = now_ns
         self._size_bytes = self._backlog_bytes = 0
-        fetch_bytes = self.pace.fetch_bytes
+        fetch_bytes = self.throttle.fetch_bytes
         return min(most_bytes, fetch_bytes + self._grown_bytes) if fetch_bytes else most_bytes
 
     def came(self, size_bytes: int, record_count: int, grown: int) -> None:
@@ -134,29 +140,22 @@ class LearnerCopy:
         """
         self._size_bytes, self._backlog_bytes = size_bytes, backlog_part(size_bytes, record_count, grown)
         self._grown_bytes = size_bytes * grown // record_count if record_count > 0 else 0
-        self.pace.record_copy(size_bytes, self._backlog_bytes)
+        self.throttle.record_copy(size_bytes, self._backlog_bytes)
 
     def flushed(self, now_ns: int) -> None:
-        self.pace.flushed(self._size_bytes, self._backlog_bytes, self._asked_ns, now_ns, self._reserved_ns)
+        self.throttle.flushed(self._size_bytes, self._backlog_bytes, self._asked_ns, now_ns, self._reserved_ns)
         self._reserved_ns = 0
 
     def turn(self, now_ns: int) -> int:
         """Reserve the learner's next turn. Return the monotonic time from which the learner may fetch, in nanoseconds."""
         self.let_go()
-        begins_ns, self._reserved_ns = self.pace.turn(now_ns)
+        begins_ns, self._reserved_ns = self.throttle.turn(now_ns)
         return begins_ns
 
     def let_go(self) -> None:
         """Release the turn that the learner has reserved, because the learner does not fetch."""
-        self.pace.release(self._reserved_ns)
+        self.throttle.release(self._reserved_ns)
         self._reserved_ns = 0
-
-
-def pace_of(config: ReplicationConfig) -> CatchupThrottle:
-    """Return the copy throttle for the learners of a node with these settings."""
-    pace = CatchupThrottle()
-    pace.change(config)
-    return pace
 
 
 def backlog_part(size_bytes: int, record_count: int, grown: int) -> int:

@@ -136,7 +136,8 @@ class MessageCodec(Generic[T, M]):
         wire_only, local_only = ", **wire_only" if self._has_wire_only else "", ", **local_only" if self._has_local_only else ""
         to_pb = f"lambda value{wire_only}: message({', '.join(encoded)}{wire_only})"
         expression = f"kind({', '.join(decoded)}{local_only})"
-        from_pb = f"lambda given, names=None{local_only}: {'(names := names or Names()) and ' if 'names' in expression else ''}{expression}"
+        names = "(names := names or Names()) and " if "names" in expression else ""
+        from_pb = f"lambda given, names=None{local_only}: {names}{expression}"
         both: tuple[Callable[..., M], Callable[..., T]] = eval(f"{to_pb}, {from_pb}", scope)
         return both
 

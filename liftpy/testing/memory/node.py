@@ -28,7 +28,7 @@ from liftpy.core.metadata.node_identity import DirectoryIdentity
 from liftpy.core.publish.log_state_part import NodeStateMemory
 from liftpy.core.publish.memory_budget import MemoryBudget
 from liftpy.core.publish.standby import NodeStandbyMemory
-from liftpy.core.replication.catchup_throttle import pace_of
+from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.replication.lease import Lease
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -189,7 +189,7 @@ class NodeProcess(RunningNode):
             lease=Lease(round(config.lease_s * NS_PER_S)),
             standby_memory=NodeStandbyMemory(config.node_standby_bytes),
             state_memory=NodeStateMemory(config.node_dedup_state_bytes),
-            copy_limit=pace_of(config),
+            copy_limit=CatchupThrottle.from_config(config),
             clocks=_HostClock(node),
             drops=self._drops,
             subjects=subjects,

@@ -9,7 +9,7 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.log.log import Log
 from liftpy.core.metadata import data_deletion
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.replication.catchup_throttle import pace_of
+from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.simulation.replica.clock import MS
 
@@ -36,7 +36,7 @@ class Leaving:
         ``deleted``: called after a deletion. ``over``: called when the partition may be opened again.
         """
         self._process = process
-        self.pace = pace_of(process.cluster.config)
+        self.throttle = CatchupThrottle.from_config(process.cluster.config)
         self._stop = stop
         self._deleted = deleted
         self._over = over

@@ -186,7 +186,7 @@ class SimProcess:
     @property
     def copy_limit(self) -> CatchupThrottle:
         """Copy throttle of its learners."""
-        return self.leaving.pace
+        return self.leaving.throttle
 
     # ---- the door ------------------------------------------------------------------------------------------------------
     def run(self, callback: Callable[[], None], *, timer: bool = False) -> None:

@@ -15,7 +15,7 @@ import nkeys
 import pytest
 
 from liftpy.config import ReplicationConfig
-from liftpy.core.replication.catchup_throttle import pace_of
+from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.errors import ConfigError
 from liftpy.nats.credentials import Credentials
 from sidecar.node import reload as module
@@ -50,8 +50,8 @@ class Told:
         self.logs: list[tuple[str, str]] = []
         self.said: list[str] = []
         self.labels = StreamLabels(())
-        self.pace = pace_of(SETTINGS.replication)
-        self.partitions: Any = Held(counts=SimpleNamespace(labels=self.labels), copy_limit=self.pace)
+        self.throttle = CatchupThrottle.from_config(SETTINGS.replication)
+        self.partitions: Any = Held(counts=SimpleNamespace(labels=self.labels), copy_limit=self.throttle)
         self.traced: list[str] = []
         self.missing: ConfigError | None = None
         self.tracing: Any = SimpleNamespace(check=self.check, apply_settings=self.trace)
@@ -292,7 +292,7 @@ async def test_settings_reload_applies_dashboard_hostnames_copy_rate_and_preferr
         preferred_leader_interval_s=30.0,
         session_s=3.0,
     )
-    told.pace.copied_bytes = 7
+    told.throttle.copied_bytes = 7
     told.found = replace(SETTINGS, dashboard_hostnames=("liftpy.example",), replication=config)
     found = await told.reloading.reload()
     assert set(found.applied) == {
@@ -303,7 +303,7 @@ async def test_settings_reload_applies_dashboard_hostnames_copy_rate_and_preferr
     assert found.wait == ("replication.session_s",)
     assert told.hosts[-1] == ("liftpy.example",)
     assert told.preferred == [30.0]
-    assert told.pace == replace(pace_of(config), copied_bytes=7), "what was copied stays counted"
+    assert told.throttle == replace(CatchupThrottle.from_config(config), copied_bytes=7), "what was copied stays counted"
     await told.reloading.reload()
     assert told.preferred == [30.0], "only when it changes: a look begins anew"
 

@@ -32,7 +32,7 @@ from liftpy.core.publish.state_file import (
     state_owner,
 )
 from liftpy.core.publish.state_transfer import StatePieceRequest, StateServer
-from liftpy.core.publish.state_writer import StateFileSchedule, StateWriter, pace_of, restore_state
+from liftpy.core.publish.state_writer import StateFileSchedule, StateWriter, restore_state
 from liftpy.core.wire.batch import build_batch, parse_batch
 from liftpy.errors import CorruptionError, NoSpaceError, StorageError, UnknownFormatError
 from tests.each import each
@@ -359,9 +359,9 @@ def test_state_file_write_is_due_by_log_growth_elapsed_time_and_last_file_size()
     assert pace.is_due(10, 0, 60)
     assert not pace.is_due(125, 126, 60)
     assert pace.is_due(126, 126, 60)
-    assert pace_of(ReplicationConfig(state_checkpoint_interval_s=2.5, state_checkpoint_bytes=9999)) == StateFileSchedule(
-        int(2.5 * NS_PER_S), 9999
-    )
+    assert StateFileSchedule.from_config(
+        ReplicationConfig(state_checkpoint_interval_s=2.5, state_checkpoint_bytes=9999)
+    ) == StateFileSchedule(int(2.5 * NS_PER_S), 9999)
 
 
 def test_state_writer_on_a_full_disk_counts_the_failure_and_writes_later(monkeypatch: pytest.MonkeyPatch) -> None:

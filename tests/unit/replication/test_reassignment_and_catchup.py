@@ -10,7 +10,7 @@ from liftpy.config import ReplicationConfig
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
-from liftpy.core.replication.catchup_throttle import CatchupThrottle, backlog_part, pace_of
+from liftpy.core.replication.catchup_throttle import CatchupThrottle, backlog_part
 from liftpy.core.replication.isr import FollowerProgress, IsrChange
 from liftpy.core.replication.leader import heir, majority_holds, next_to_go
 from liftpy.core.replication.lease import Lease
@@ -92,21 +92,21 @@ def test_catchup_throttle_counts_only_backlog_bytes_and_no_new_records() -> None
 
 
 def test_catchup_throttle_delays_the_next_fetch_in_proportion_to_the_copied_bytes() -> None:
-    pace = CatchupThrottle(bytes_per_second=10_000_000)
-    assert pace.turn(5 * S) == (5 * S, 0)
-    pace.flushed(1_000_000, 600_000, 5 * S, 5 * S + 4 * MS)
-    assert pace.turn(5 * S + 4 * MS) == (5 * S + 60 * MS, 60 * MS)
-    assert pace.turn(5 * S + 4 * MS) == (5 * S + 120 * MS, 60 * MS), "the next learner's"
-    pace.flushed(1_000_000, 1_000_000, 5 * S + 60 * MS, 5 * S + 64 * MS, 60 * MS)
-    assert pace.turn(5 * S + 64 * MS) == (5 * S + 220 * MS, 100 * MS), "what the turn really was"
-    pace.release(100 * MS)
-    pace.flushed(1_000_000, 0, 5 * S, 9 * S, 60 * MS)
-    assert pace.turn(5 * S + 64 * MS) == (5 * S + 160 * MS, 100 * MS), "what the partition grew by is not put off"
-    pace.flushed(1_000_000, 1_000_000, 9 * S, 9 * S, 100 * MS)
-    assert pace.turn(9 * S)[0] == 9 * S + 100 * MS, "nothing is saved up"
-    pace.record_copy(1_000_000, 600_000)
-    assert (pace.copied_bytes, pace.backlog_bytes) == (1_000_000, 600_000)
-    assert pace.waited_ns == (56 + 116 + 156 + 96 + 100) * MS
+    throttle = CatchupThrottle(bytes_per_second=10_000_000)
+    assert throttle.turn(5 * S) == (5 * S, 0)
+    throttle.flushed(1_000_000, 600_000, 5 * S, 5 * S + 4 * MS)
+    assert throttle.turn(5 * S + 4 * MS) == (5 * S + 60 * MS, 60 * MS)
+    assert throttle.turn(5 * S + 4 * MS) == (5 * S + 120 * MS, 60 * MS), "the next learner's"
+    throttle.flushed(1_000_000, 1_000_000, 5 * S + 60 * MS, 5 * S + 64 * MS, 60 * MS)
+    assert throttle.turn(5 * S + 64 * MS) == (5 * S + 220 * MS, 100 * MS), "what the turn really was"
+    throttle.release(100 * MS)
+    throttle.flushed(1_000_000, 0, 5 * S, 9 * S, 60 * MS)
+    assert throttle.turn(5 * S + 64 * MS) == (5 * S + 160 * MS, 100 * MS), "what the partition grew by is not put off"
+    throttle.flushed(1_000_000, 1_000_000, 9 * S, 9 * S, 100 * MS)
+    assert throttle.turn(9 * S)[0] == 9 * S + 100 * MS, "nothing is saved up"
+    throttle.record_copy(1_000_000, 600_000)
+    assert (throttle.copied_bytes, throttle.backlog_bytes) == (1_000_000, 600_000)
+    assert throttle.waited_ns == (56 + 116 + 156 + 96 + 100) * MS
 
 
 @pytest.mark.parametrize(
@@ -119,19 +119,19 @@ def test_catchup_throttle_delays_the_next_fetch_in_proportion_to_the_copied_byte
     ],
 )
 def test_catchup_throttle_pauses_longer_after_a_slow_fetch(took_ms: int, size_bytes: int, turn_ms: int) -> None:
-    pace = CatchupThrottle(bytes_per_second=10_000_000, share=0.2, least_bytes_per_second=1_000_000)
-    pace.flushed(size_bytes, 100_000, S, S + took_ms * MS)
-    assert pace.turn(S) == (S + turn_ms * MS, turn_ms * MS)
-    assert pace.yielded_ns == (turn_ms - 10) * MS
+    throttle = CatchupThrottle(bytes_per_second=10_000_000, share=0.2, least_bytes_per_second=1_000_000)
+    throttle.flushed(size_bytes, 100_000, S, S + took_ms * MS)
+    assert throttle.turn(S) == (S + turn_ms * MS, turn_ms * MS)
+    assert throttle.yielded_ns == (turn_ms - 10) * MS
 
 
 def test_catchup_throttle_pause_has_no_upper_limit_without_a_minimum_rate() -> None:
-    pace = CatchupThrottle(bytes_per_second=10_000_000, share=0.1)
-    pace.flushed(1000, 1000, S, 2 * S)
-    assert pace.turn(S)[0] == 11 * S
-    pace = CatchupThrottle(bytes_per_second=0, share=0.1)
-    pace.flushed(1000, 1000, S, 2 * S)
-    assert pace.turn(S)[0] == S
+    throttle = CatchupThrottle(bytes_per_second=10_000_000, share=0.1)
+    throttle.flushed(1000, 1000, S, 2 * S)
+    assert throttle.turn(S)[0] == 11 * S
+    throttle = CatchupThrottle(bytes_per_second=0, share=0.1)
+    throttle.flushed(1000, 1000, S, 2 * S)
+    assert throttle.turn(S)[0] == S
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ class Learner(Stepped):
 
     def __init__(self, config: ReplicationConfig) -> None:
         super().__init__("d")
-        self.replica = Replica(NodeContext("d", 1, config, Lease(S), copy_limit=pace_of(config)), seed=7)
+        self.replica = Replica(NodeContext("d", 1, config, Lease(S), copy_limit=CatchupThrottle.from_config(config)), seed=7)
         held = state()
         moved = replace(held.state, target=("a", "b", "d"), joining="d", copy_epoch=1)
         self.follows(replace(held, state=moved))
@@ -182,12 +182,12 @@ def test_learner_that_is_behind_waits_for_the_catchup_throttle_before_its_next_f
 def test_learner_replica_that_stops_releases_its_reserved_time_of_the_catchup_throttle() -> None:
     config = ReplicationConfig(copy_bytes_per_s=1_000_000)
     learner = Learner(config)
-    pace = learner.replica._shared.node.copy_limit
+    throttle = learner.replica._shared.node.copy_limit
     learner.copies(0, 9, 99, size_bytes=100_000)
-    assert pace.turn(learner.now_ns)[0] == learner.now_ns + 200 * MS
-    pace.release(100 * MS)
+    assert throttle.turn(learner.now_ns)[0] == learner.now_ns + 200 * MS
+    throttle.release(100 * MS)
     learner.step(ev.StopRequested())
-    assert pace.turn(learner.now_ns)[0] == learner.now_ns + 100 * MS
+    assert throttle.turn(learner.now_ns)[0] == learner.now_ns + 100 * MS
 
 
 def test_learner_progress_is_reset_by_a_new_copy_epoch() -> None:
