@@ -23,7 +23,7 @@ from liftpy.core.publish.log_state import LogState
 from liftpy.core.publish.message_decoder import MessageDecoder
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
-from liftpy.core.replication.log_offsets import EpochVerdict, OffsetCheck
+from liftpy.core.replication.log_offsets import OffsetCheck, OffsetCheckResult
 from liftpy.core.replication.messages import FetchRequest
 from liftpy.core.wire.batch import RecordBatch, split_batches
 from liftpy.core.wire.subjects import InboxRule, Subjects
@@ -124,7 +124,7 @@ class ReplicationBench:
         inboxes = InboxRule(("_INBOX.",))
         self.acks = PendingAcks(shell, self.key, SUBJECT)
         replica: Any = FakeReplica(may_refuse)
-        self.judgement = EpochVerdict(OffsetCheck.SAME)
+        self.offset_check = OffsetCheckResult(OffsetCheck.SAME)
         """Of every reader."""
         self.ingest = Ingest(
             shell=shell, reader=MessageDecoder(self.key, SUBJECT, AckPolicy.ALL, inboxes), config=ReplicationConfig(**config),
@@ -198,5 +198,5 @@ class _Source:
     def may_answer_latest(self, now_ns: int) -> bool:
         return True
 
-    def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
-        return self._handler.judgement
+    def check_reader_offset(self, last_offset: int, last_epoch: int, now_ns: int) -> OffsetCheckResult:
+        return self._handler.offset_check

@@ -21,7 +21,7 @@ from liftpy.core.base.instruments import Instruments
 from liftpy.core.log.log import READERS
 from liftpy.core.log.range_reads import Portion, measure, read_narrow, read_portion, read_selected, spans_of
 from liftpy.core.partition.shell import PartitionShell
-from liftpy.core.replication.log_offsets import EpochVerdict, OffsetCheck
+from liftpy.core.replication.log_offsets import OffsetCheck, OffsetCheckResult
 from liftpy.core.replication.phases import RoleName
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2 as pb
@@ -125,8 +125,8 @@ class ReplicaSource:
         """Return whether the HW of this replica is certainly the latest one [D8]. If not, the reader must ask the leader."""
         return not self.leads or (self._partition.ingest.is_subscribed and self._replica.may_answer_latest(now_ns))
 
-    def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
-        return self._replica.judge_reader(last_offset, last_epoch, now_ns)
+    def check_reader_offset(self, last_offset: int, last_epoch: int, now_ns: int) -> OffsetCheckResult:
+        return self._replica.check_reader_offset(last_offset, last_epoch, now_ns)
 
 
 class ReadShell(Protocol[_Told]):
@@ -340,12 +340,12 @@ class Reads(Generic[Asker]):
         """
         source = self._source
         if request.lastEpoch:
-            judgement = source.judge_reader(request.lastOffset, request.lastEpoch, self._shell.now_ns())
-            if judgement.lineage is not OffsetCheck.SAME:
-                cut = judgement.lineage is OffsetCheck.CUT
+            offset_check = source.check_reader_offset(request.lastOffset, request.lastEpoch, self._shell.now_ns())
+            if offset_check.outcome is not OffsetCheck.SAME:
+                cut = offset_check.outcome is OffsetCheck.CUT
                 detail = f"(offset {request.lastOffset}, LeaderEpoch {request.lastEpoch}) is not on this log"
                 head = self._head(0, _E.CUT if cut else _E.NOT_READY, detail)
-                head.cutEndOffset = judgement.end_offset
+                head.cutEndOffset = offset_check.end_offset
                 self._counters["reader_of_lost_records"] += cut
                 self._send(asker, request, head)
                 return False

@@ -1,7 +1,7 @@
 """``LogOffsets``: the offsets of the replica's own log. The surrounding code (the shell) has the bytes.
 
 The core runs ahead of the disk: ``log_end_offset`` rises when an append is requested, ``flushed_end_offset`` when
-``LogFlushed`` arrives. Other nodes and clients only see flushed positions. ``judge`` checks whether the last record of
+``LogFlushed`` arrives. Other nodes and clients only see flushed positions. ``check_offset`` checks whether the last record of
 a reader was truncated.
 """
 
@@ -150,17 +150,17 @@ class OffsetCheck(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class EpochVerdict:
-    """Result of the check whether the last record that a reader has read is in this log.
+class OffsetCheckResult:
+    """Outcome of ``check_offset``, and where the logs differ.
 
     ``end_offset``: for CUT, offset (exclusive) up to which the reader's records may be in this log. Otherwise 0.
     """
 
-    lineage: OffsetCheck
+    outcome: OffsetCheck
     end_offset: int = 0
 
 
-def judge(log: LogOffsets, *, last_offset: int, last_epoch: int, is_latest: bool) -> EpochVerdict:
+def check_offset(log: LogOffsets, *, last_offset: int, last_epoch: int, is_latest: bool) -> OffsetCheckResult:
     """Return whether the last record that a reader has read is in this log.
 
     The check is that of Kafka's KIP-320 [R6]. Only an unclean election, which an operator must command, loses committed
@@ -177,8 +177,8 @@ def judge(log: LogOffsets, *, last_offset: int, last_epoch: int, is_latest: bool
     """
     within = last_offset < log.log_end_offset
     if last_offset < log.log_start_offset or (within and log.epochs.epoch_at(last_offset) == last_epoch):
-        return EpochVerdict(OffsetCheck.SAME)
+        return OffsetCheckResult(OffsetCheck.SAME)
     if not is_latest:
-        return EpochVerdict(OffsetCheck.BEHIND)
+        return OffsetCheckResult(OffsetCheck.BEHIND)
     _, end_offset = log.epochs.end_offset_for(last_epoch, log.log_end_offset)
-    return EpochVerdict(OffsetCheck.CUT, min(end_offset, last_offset))
+    return OffsetCheckResult(OffsetCheck.CUT, min(end_offset, last_offset))

@@ -49,7 +49,7 @@ from liftpy.core.replication.fetch_handler import FetchHandler
 from liftpy.core.replication.follower import FollowerRole, report_leader
 from liftpy.core.replication.leader import LeaderRole
 from liftpy.core.replication.lease import EarlierLeaders, ReplicaLease
-from liftpy.core.replication.log_offsets import EpochVerdict, LogOffsets, judge
+from liftpy.core.replication.log_offsets import LogOffsets, OffsetCheckResult, check_offset
 from liftpy.core.replication.messages import EpochAnswer, EpochQuery, FetchRefusal, FetchRequest, LeaderNotice
 from liftpy.core.replication.phases import InactivePhase, LeaderPhase, RoleName
 from liftpy.core.replication.role import Backoff, Effects, NodeContext, ReplicaContext, ReplicaRole, nanoseconds
@@ -454,10 +454,10 @@ class Replica:
         request_times_ns = {replica: progress.last_contact_ns for replica, progress in role.handler.followers.items()}
         return standby_successor_of(shared.node_id, shared.metadata.isr, shared.live, request_times_ns)
 
-    def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
+    def check_reader_offset(self, last_offset: int, last_epoch: int, now_ns: int) -> OffsetCheckResult:
         """Return whether the last record that a reader has read, ``last_offset`` (inclusive) of ``last_epoch``, is in this log [R6]."""
         is_latest = self.may_answer_latest(now_ns)
-        return judge(self._shared.log, last_offset=last_offset, last_epoch=last_epoch, is_latest=is_latest)
+        return check_offset(self._shared.log, last_offset=last_offset, last_epoch=last_epoch, is_latest=is_latest)
 
     def snapshot(self, now_ns: int) -> ReplicaSnapshot:
         shared, state = self._shared, self._shared.state

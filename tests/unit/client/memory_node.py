@@ -14,7 +14,7 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.partition.reads import Chunks, Reads
-from liftpy.core.replication.log_offsets import EpochVerdict, OffsetCheck
+from liftpy.core.replication.log_offsets import OffsetCheck, OffsetCheckResult
 from liftpy.core.wire.batch import Record, build_batch, split_batches
 from liftpy.core.wire.subjects import Subjects
 
@@ -67,9 +67,9 @@ class Node:
     def may_answer_latest(self, now_ns: int) -> bool:
         return True
 
-    def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
+    def check_reader_offset(self, last_offset: int, last_epoch: int, now_ns: int) -> OffsetCheckResult:
         assert last_epoch == self.log.epochs.epoch_at(last_offset), "what a reader says of its last record is so"
-        return EpochVerdict(OffsetCheck.SAME)
+        return OffsetCheckResult(OffsetCheck.SAME)
 
     # ---- the way ---------------------------------------------------------------------------------------------------------
     def now_ns(self) -> int:

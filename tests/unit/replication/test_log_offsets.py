@@ -6,7 +6,7 @@ import pytest
 
 from liftpy.core.log.compaction_point import NEVER, Horizon
 from liftpy.core.log.leader_epochs import EpochCache
-from liftpy.core.replication.log_offsets import EpochVerdict, LogOffsets, OffsetCheck, judge
+from liftpy.core.replication.log_offsets import LogOffsets, OffsetCheck, OffsetCheckResult, check_offset
 from liftpy.errors import InvariantError
 from tests.each import each
 
@@ -49,11 +49,11 @@ def test_log_offsets_truncation_lowers_flushed_end_and_high_watermark(end: int, 
     assert (log.log_end_offset, log.flushed_end_offset, log.high_watermark) == (end, min(flushed, end), min(hw, end - 1))
 
 
-SAME, BEHIND = EpochVerdict(OffsetCheck.SAME), EpochVerdict(OffsetCheck.BEHIND)
+SAME, BEHIND = OffsetCheckResult(OffsetCheck.SAME), OffsetCheckResult(OffsetCheck.BEHIND)
 
 
-def cut(end_offset: int) -> EpochVerdict:
-    return EpochVerdict(OffsetCheck.CUT, end_offset)
+def cut(end_offset: int) -> OffsetCheckResult:
+    return OffsetCheckResult(OffsetCheck.CUT, end_offset)
 
 
 def a_log(start: int = 10, end: int = 50) -> LogOffsets:
@@ -83,19 +83,19 @@ def a_log(start: int = 10, end: int = 50) -> LogOffsets:
     ],
 )
 def test_divergence_check_by_a_leader_with_a_lease_returns_the_truncation_offset(
-    last: tuple[int, int], wanted: EpochVerdict
+    last: tuple[int, int], wanted: OffsetCheckResult
 ) -> None:
-    assert judge(a_log(), last_offset=last[0], last_epoch=last[1], is_latest=True) == wanted
+    assert check_offset(a_log(), last_offset=last[0], last_epoch=last[1], is_latest=True) == wanted
 
 
 def test_divergence_check_by_a_replica_without_a_lease_returns_behind_not_truncation() -> None:
     log = a_log()
     for last_offset, last_epoch in ((45, 5), (80, 6), (20, 1), (50, 7), (49, 8)):
-        assert judge(log, last_offset=last_offset, last_epoch=last_epoch, is_latest=False) == BEHIND
-    assert judge(log, last_offset=45, last_epoch=7, is_latest=False) == SAME
+        assert check_offset(log, last_offset=last_offset, last_epoch=last_epoch, is_latest=False) == BEHIND
+    assert check_offset(log, last_offset=45, last_epoch=7, is_latest=False) == SAME
 
 
 def test_divergence_check_against_an_empty_leader_log_returns_truncation_to_zero() -> None:
     log = LogOffsets()
     log.set_recovered(0, 0, -1, ())
-    assert judge(log, last_offset=3, last_epoch=2, is_latest=True) == cut(0)
+    assert check_offset(log, last_offset=3, last_epoch=2, is_latest=True) == cut(0)

@@ -24,7 +24,7 @@ from liftpy.core.partition.reads import (
     Reads,
     ReplicaSource,
 )
-from liftpy.core.replication.log_offsets import EpochVerdict, OffsetCheck
+from liftpy.core.replication.log_offsets import OffsetCheck, OffsetCheckResult
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import build_batch, split_batches
@@ -46,7 +46,7 @@ class Source:
         self.log, _ = Log.open(MemoryStorage(), StreamConfig())
         self.high_watermark = -1
         self.knows_latest = True
-        self.lineage = EpochVerdict(OffsetCheck.SAME)
+        self.outcome = OffsetCheckResult(OffsetCheck.SAME)
 
     def append(self, count: int = 1, committed: bool = True) -> None:
         for _ in range(count):
@@ -57,8 +57,8 @@ class Source:
     def may_answer_latest(self, now_ns: int) -> bool:
         return self.knows_latest
 
-    def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
-        return self.lineage
+    def check_reader_offset(self, last_offset: int, last_epoch: int, now_ns: int) -> OffsetCheckResult:
+        return self.outcome
 
 
 class Shell:
@@ -141,7 +141,7 @@ def test_long_poll_read_timeout_is_capped_at_the_maximum(shell: Shell) -> None:
 
 def test_long_poll_read_whose_reader_diverges_while_it_waits_gets_the_truncation_offset(shell: Shell, source: Source) -> None:
     shell.ask(offset=3, waitMs=1000, lastOffset=2, lastEpoch=1)
-    source.lineage = EpochVerdict(OffsetCheck.CUT, 1)
+    source.outcome = OffsetCheckResult(OffsetCheck.CUT, 1)
     source.append()
     shell.reads.advanced()
     _, head, _ = shell.take()
@@ -478,18 +478,18 @@ def test_read_rejection_contains_a_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lineage", "error", "counted"),
+    ("outcome", "error", "counted"),
     [(OffsetCheck.CUT, E.CUT, 1), (OffsetCheck.BEHIND, E.NOT_READY, 0), (OffsetCheck.SAME, E.OK, 0)],
 )
-def test_read_of_a_diverged_reader_returns_the_end_of_the_common_prefix(lineage: OffsetCheck, error: int, counted: int) -> None:
+def test_read_of_a_diverged_reader_returns_the_end_of_the_common_prefix(outcome: OffsetCheck, error: int, counted: int) -> None:
     source = TimestampedSource()
     asked: list[tuple[int, int]] = []
 
-    def judge(last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
+    def check_offset(last_offset: int, last_epoch: int, now_ns: int) -> OffsetCheckResult:
         asked.append((last_offset, last_epoch))
-        return EpochVerdict(lineage, 5)
+        return OffsetCheckResult(outcome, 5)
 
-    source.judge_reader = judge  # type: ignore[method-assign]
+    source.check_reader_offset = check_offset  # type: ignore[method-assign]
     shell = RawShell(source)
     head, offsets = shell.one(offset=6, lastOffset=5, lastEpoch=3)
     assert asked == [(5, 3)]
