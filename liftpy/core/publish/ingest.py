@@ -557,7 +557,7 @@ class Ingest:
         if columns.ids and self._has_no_room(columns, messages, now_wall_ns):
             return
         numbering = None
-        if columns.claim is not None and (numbering := self._judge_batch(columns.claim, columns)) is None:
+        if columns.claim is not None and (numbering := self._check_producer_batch(columns.claim, columns)) is None:
             return
         replies = columns.publishers.replies
         plain_count = replies.count(b"")
@@ -618,7 +618,7 @@ class Ingest:
         envelope_of(publishers).producer = grant.as_pb
         self._await_stored_ack(StoredId(-1, grant.last_offset), publishers)
 
-    def _judge_batch(self, claim: Claim, columns: MessageColumns) -> ProducerSequences | None:
+    def _check_producer_batch(self, claim: Claim, columns: MessageColumns) -> ProducerSequences | None:
         """Check a producer's batch. Return the sequence numbers of the records to append, and leave only these in ``columns``.
 
         None: nothing is appended. The publisher gets its answer: an ack for a duplicate, or a rejection. ``claim``: fields of
@@ -626,20 +626,20 @@ class Ingest:
         """
         published, publishers = columns.batch, columns.publishers
         assert published is not None
-        ruling = self._registry.judge(claim, published.columns)
+        result = self._registry.check_batch(claim, published.columns)
         envelope = envelope_of(publishers)
-        if ruling.finding is Finding.DUPLICATE:
+        if result.finding is Finding.DUPLICATE:
             self.counters.duplicates += claim.record_count
             envelope.known_records = claim.record_count
             state = self._log_state.producers.state_of(claim.producer_id)
             assert state is not None
-            self._await_stored_ack(StoredId(ruling.offset, last_offset_of(state)), publishers)
+            self._await_stored_ack(StoredId(result.offset, last_offset_of(state)), publishers)
             return None
-        if ruling.finding is not Finding.APPEND:
-            envelope.producer = client_pb2.ProducerState(nextSequence=ruling.next_sequence)
-            self._refuse(publishers, self._registry.why_not(ruling.finding))
+        if result.finding is not Finding.APPEND:
+            envelope.producer = client_pb2.ProducerState(nextSequence=result.next_sequence)
+            self._refuse(publishers, self._registry.why_not(result.finding))
             return None
-        known = envelope.known_records = ruling.known
+        known = envelope.known_records = result.known
         if known:
             self.counters.duplicates += known
             body = body_after(published, known, self.reader.subject, self.reader.codec)
@@ -656,21 +656,21 @@ class Ingest:
         """
         if columns.claim is None or columns.batch is None:
             return False
-        ruling = self._registry.judge(columns.claim, columns.batch.columns)
-        if ruling.finding is Finding.DUPLICATE:
+        result = self._registry.check_batch(columns.claim, columns.batch.columns)
+        if result.finding is Finding.DUPLICATE:
             return True
-        if ruling.finding is not Finding.APPEND or not ruling.known:
+        if result.finding is not Finding.APPEND or not result.known:
             return False
         most = self.reader.max_message_bytes
         is_bound = not self.reader.wants_offsets or bool(columns.expected)
-        if is_bound and (not most or largest_record_bytes(columns.batch.columns, ruling.known) <= most):
+        if is_bound and (not most or largest_record_bytes(columns.batch.columns, result.known) <= most):
             return True
-        envelope_of(columns.publishers).producer = client_pb2.ProducerState(nextSequence=ruling.next_sequence)
+        envelope_of(columns.publishers).producer = client_pb2.ProducerState(nextSequence=result.next_sequence)
         return False
 
     def _is_known(self, claim: Claim, columns: MessageColumns) -> bool:
         assert columns.batch is not None
-        return self._registry.judge(claim, columns.batch.columns).known > 0
+        return self._registry.check_batch(claim, columns.batch.columns).known > 0
 
     def _await_stored_ack(self, stored: StoredId, publishers: Publishers) -> None:
         """Send the ack of the record ``stored`` also to this publisher, which repeated the record."""

@@ -459,7 +459,7 @@ class Producers:
         self._make_room(0)
 
     # ---- checks of batches --------------------------------------------------------------------------------------------
-    def judge(self, claim: Claim, columns: ColumnSet) -> BatchCheck:
+    def check_batch(self, claim: Claim, columns: ColumnSet) -> BatchCheck:
         state = self._states.get(claim.producer_id)
         if state is None:
             return BatchCheck(Finding.OUT_OF_ORDER if claim.base_sequence else Finding.APPEND)
@@ -469,8 +469,8 @@ class Producers:
             return BatchCheck(Finding.FENCED, next_sequence=due)
         if claim.reset and newer > 0:
             return BatchCheck(Finding.OUT_OF_ORDER if claim.base_sequence else Finding.APPEND)
-        if (ruling := self._judge_by_position(state, claim)) is not None:
-            return ruling
+        if (result := self._check_position(state, claim)) is not None:
+            return result
         ahead = distance(claim.base_sequence, due)
         if ahead > 0:
             return BatchCheck(Finding.OUT_OF_ORDER, next_sequence=due)
@@ -489,7 +489,7 @@ class Producers:
         return BatchCheck(finding, known, _offset_of(state, claim.base_sequence), due)
 
     @staticmethod
-    def _judge_by_position(state: ProducerState, claim: Claim) -> BatchCheck | None:
+    def _check_position(state: ProducerState, claim: Claim) -> BatchCheck | None:
         """Check a batch that names its source position: another source, or records that are stored already. None: it is new."""
         due = state.next_sequence
         finding = conflict_with(state, claim.name, claim.position)
@@ -746,7 +746,7 @@ class ProducerRegistry:
         newest = state.epoch if state is not None and is_stored else epoch
         return (newest + 1) % _EPOCHS
 
-    def judge(self, claim: Claim, columns: ColumnSet) -> BatchCheck:
+    def check_batch(self, claim: Claim, columns: ColumnSet) -> BatchCheck:
         """Check a producer's batch against the assigned epochs and the log. ``claim``: fields of the producer. ``columns``: of the
         batch.
         """
@@ -762,11 +762,11 @@ class ProducerRegistry:
         if self._producers.has_another_plan(claim.position):
             return BatchCheck(Finding.PLAN_CHANGED, next_sequence=due)
         if state is None:
-            return self._judge_the_first(claim)
-        ruling = self._producers.judge(claim, columns)
-        if ruling.finding is Finding.APPEND and not ruling.known and not self._producers.takes_batches:
+            return self._check_first_batch(claim)
+        result = self._producers.check_batch(claim, columns)
+        if result.finding is Finding.APPEND and not result.known and not self._producers.takes_batches:
             return BatchCheck(Finding.FULL, next_sequence=due)
-        return ruling
+        return result
 
     def why_not(self, finding: Finding) -> Rejection:
         if finding is not Finding.FULL:
@@ -774,7 +774,7 @@ class ProducerRegistry:
         self._producers.share.count_rejections()
         return Rejection(RejectReason.OVERLOADED, self._producers.why_full)
 
-    def _judge_the_first(self, claim: Claim) -> BatchCheck:
+    def _check_first_batch(self, claim: Claim) -> BatchCheck:
         """Check the first batch of a producer that the log does not know.
 
         Its sequence must be the one with which the process opened the producer. Otherwise an earlier batch was lost.

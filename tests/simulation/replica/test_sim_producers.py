@@ -61,21 +61,21 @@ def test_simulated_producers_with_a_source_store_each_derived_record_once() -> N
     assert outcome.counters["derivation: read again"]
 
 
-def judged_otherwise(otherwise: Callable[[BatchCheck], BatchCheck]) -> Patches:
-    real = Producers.judge
+def checked_otherwise(otherwise: Callable[[BatchCheck], BatchCheck]) -> Patches:
+    real = Producers.check_batch
 
-    def judge(self: Producers, claim: Claim, columns: ColumnSet) -> BatchCheck:
+    def check_batch(self: Producers, claim: Claim, columns: ColumnSet) -> BatchCheck:
         return otherwise(real(self, claim, columns))
 
-    return [patch.object(Producers, "judge", judge)]
+    return [patch.object(Producers, "check_batch", check_batch)]
 
 
 def what_is_there_is_appended() -> Patches:
-    return judged_otherwise(lambda ruling: BatchCheck(Finding.APPEND) if ruling.finding is Finding.DUPLICATE else ruling)
+    return checked_otherwise(lambda result: BatchCheck(Finding.APPEND) if result.finding is Finding.DUPLICATE else result)
 
 
 def a_gap_is_appended() -> Patches:
-    return judged_otherwise(lambda ruling: BatchCheck(Finding.APPEND) if ruling.finding is Finding.OUT_OF_ORDER else ruling)
+    return checked_otherwise(lambda result: BatchCheck(Finding.APPEND) if result.finding is Finding.OUT_OF_ORDER else result)
 
 
 def what_is_cut_is_known_on() -> Patches:
@@ -95,7 +95,7 @@ def said_before_the_commit() -> Patches:
 
 
 def the_first_may_be_any() -> Patches:
-    return [patch.object(ProducerRegistry, "_judge_the_first", lambda self, claim: BatchCheck(Finding.APPEND))]
+    return [patch.object(ProducerRegistry, "_check_first_batch", lambda self, claim: BatchCheck(Finding.APPEND))]
 
 
 BUGS = [
@@ -136,7 +136,7 @@ def a_member_begins_before_what_is_there() -> Patches:
 
     return [
         patch.object(PartitionQueue, "begin", begin),
-        patch.object(Producers, "_judge_by_position", lambda state, claim: None),
+        patch.object(Producers, "_check_position", lambda state, claim: None),
     ]
 
 

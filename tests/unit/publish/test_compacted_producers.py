@@ -106,11 +106,11 @@ def test_producer_whose_records_were_all_compacted_away_continues_at_its_next_se
     position = after.position and after.position._replace(offset=42)
     columns = parse_batch(build_batch([b"x"] * len(keys))).columns
     claim = Claim(P, 4, due, len(keys), name="orders" if note else "", position=position)
-    assert producers.judge(claim, columns).finding is Finding.APPEND
+    assert producers.check_batch(claim, columns).finding is Finding.APPEND
     again = claim._replace(base_sequence=40, position=after.position)
-    assert producers.judge(again, columns).finding is Finding.DUPLICATE
-    assert producers.judge(claim._replace(epoch=2), columns).finding is Finding.FENCED
-    assert producers.judge(claim._replace(base_sequence=due + 1), columns).finding is Finding.OUT_OF_ORDER
+    assert producers.check_batch(again, columns).finding is Finding.DUPLICATE
+    assert producers.check_batch(claim._replace(epoch=2), columns).finding is Finding.FENCED
+    assert producers.check_batch(claim._replace(base_sequence=due + 1), columns).finding is Finding.OUT_OF_ORDER
 
 
 def test_remains_batch_that_compaction_leaves_for_a_producer_has_no_records() -> None:

@@ -182,7 +182,7 @@ def test_node_with_full_dedup_memory_rejects_new_producers_and_accepts_known_pro
     assert registry.ask(ProducerRequest(2, 7)) is Finding.FULL
     assert len(registry) == 1
     claim = Claim(1, 0, 1, 1, instance=7)
-    assert registry.judge(claim, COLUMNS).finding is Finding.APPEND
+    assert registry.check_batch(claim, COLUMNS).finding is Finding.APPEND
     unfit = registry.why_not(Finding.FULL)
     assert (unfit.reason, "node_dedup_state_bytes" in unfit.detail, node.refused) == (
         RejectReason.OVERLOADED,
@@ -190,9 +190,9 @@ def test_node_with_full_dedup_memory_rejects_new_producers_and_accepts_known_pro
         {"producers": 1},
     )
     neighbour.hold(node.bound_bytes - TAIL_BYTES - STATE_BYTES - given_bytes + 1)
-    assert registry.judge(claim, COLUMNS).finding is Finding.FULL, "not even what is above HW has room"
-    assert registry.judge(claim, COLUMNS).next_sequence == 1
-    assert registry.judge(Claim(1, 0, 0, 1, instance=7), COLUMNS).finding is Finding.DUPLICATE
+    assert registry.check_batch(claim, COLUMNS).finding is Finding.FULL, "not even what is above HW has room"
+    assert registry.check_batch(claim, COLUMNS).next_sequence == 1
+    assert registry.check_batch(Claim(1, 0, 0, 1, instance=7), COLUMNS).finding is Finding.DUPLICATE
     neighbour.hold(0)
     registry.begin()
     assert node.size_bytes == STATE_BYTES

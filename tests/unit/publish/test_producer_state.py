@@ -116,14 +116,14 @@ class Bench:
     end: int = 0
 
     def publish(self, records: list[Rec], *, epoch: int, sequence: int, reset: bool, producer: int) -> BatchCheck:
-        ruling = self.producers.judge(Claim(producer, epoch, sequence, len(records), reset), a_batch(records).columns)
-        if ruling.finding is Finding.APPEND:
-            rest = records[ruling.known :]
-            first = (sequence + ruling.known) % (1 << 32)
+        result = self.producers.check_batch(Claim(producer, epoch, sequence, len(records), reset), a_batch(records).columns)
+        if result.finding is Finding.APPEND:
+            rest = records[result.known :]
+            first = (sequence + result.known) % (1 << 32)
             batch = a_batch(rest, base=self.end, producer=producer, epoch=epoch, sequence=first)
             take(self.producers, batch)
             self.end += len(rest)
-        return ruling
+        return result
 
 
 A, B, C, D, E = SOME
@@ -158,12 +158,12 @@ def test_producer_state_of_an_incomplete_log_has_no_digest() -> None:
         assert state is not None
         assert state.digest is None
         wrong = digest_of([E])
-        assert producers.judge(Claim(7, 0, second + 1, 1, False, wrong), batch.columns).finding is Finding.APPEND
+        assert producers.check_batch(Claim(7, 0, second + 1, 1, False, wrong), batch.columns).finding is Finding.APPEND
     producers = Producers(0, 10)
     for base in (0, 2):
         take(producers, a_batch([A, B], base=base, sequence=base), whole=False)
     duplicate = Claim(7, 0, 0, 1, False, digest_of([E]))
-    assert producers.judge(duplicate, a_batch([A]).columns).finding is Finding.DUPLICATE, "nobody can tell"
+    assert producers.check_batch(duplicate, a_batch([A]).columns).finding is Finding.DUPLICATE, "nobody can tell"
 
 
 @settings(max_examples=examples(150))
@@ -190,10 +190,10 @@ def test_producer_state_after_random_operations_equals_a_rebuild_from_the_log(
         else:
             records = [SOME[(sequence + i) % len(SOME)] for i in range(count)]
             start = bench.end
-            ruling = bench.publish(records, epoch=epoch, sequence=sequence, reset=reset, producer=producer)
-            if ruling.finding is Finding.APPEND:
-                rest = records[ruling.known :]
-                first = sequence + ruling.known
+            result = bench.publish(records, epoch=epoch, sequence=sequence, reset=reset, producer=producer)
+            if result.finding is Finding.APPEND:
+                rest = records[result.known :]
+                first = sequence + result.known
                 log.append(a_batch(rest, base=start, producer=producer, epoch=epoch, sequence=first))
         anew = Producers(0, 100)
         for batch in log:

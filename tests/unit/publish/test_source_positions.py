@@ -67,7 +67,7 @@ class Bench:
     ) -> None:
         batch = a_batch(base=self.end, epoch=epoch, sequence=sequence, name=name, position=position)
         claim = Claim(P, epoch, sequence, 1, reset, None, 1, name, position)
-        assert self.producers.judge(claim, batch.columns).finding is Finding.APPEND
+        assert self.producers.check_batch(claim, batch.columns).finding is Finding.APPEND
         self.producers.add_batch(_new_batch_of(batch))
         self.end += 1
 

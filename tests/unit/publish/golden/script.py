@@ -91,7 +91,7 @@ class ProducerPlayer:
             _producer_in(given), int(given.get("epoch", "0")), sequence, len(letters), "reset" in given,
             _digest(given["said"]) if "said" in given else None, _instance_of(process), given.get("name", ""), position,
         )  # fmt: skip
-        found = (self._registry if process else self._producers).judge(claim, _batch(letters).columns)
+        found = (self._registry if process else self._producers).check_batch(claim, _batch(letters).columns)
         if found.finding is Finding.APPEND:
             self._append(letters[found.known :], options, (sequence + found.known) % (1 << 32))
         return found
