@@ -374,7 +374,7 @@ class PartitionQueue:
     def _room(self) -> int:
         """Number of further batches that may be in flight.
 
-        The first batch after a restart is sent alone, so that the leader judges it first.
+        The first batch after a restart is sent alone, so that the leader checks it first.
         """
         return 1 if self._probing_until or (self._batches and self._batches[0].reset) else self._window
 

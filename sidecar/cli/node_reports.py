@@ -16,7 +16,7 @@ import nats.errors
 from liftpy.client.admin_requests import NodeRequests, connect_for_requests
 from liftpy.core.base.ids import PROBE_STREAM as PROBE
 from liftpy.core.base.strict_json import load_json
-from liftpy.core.observe.cluster_health import VERDICTS, ClusterVerdict, Reason, judge, reason, verdict_of
+from liftpy.core.observe.cluster_health import VERDICTS, ClusterVerdict, Reason, check_cluster, reason, verdict_of
 from liftpy.errors import (
     LiftError,
     NatsUnreachableError,
@@ -67,9 +67,9 @@ async def ask_summaries(
     return dict(zip(node_ids, await asyncio.gather(*map(ask, node_ids)), strict=True))
 
 
-async def judge_cluster(nodes: NodeRequests, node_ids: list[str]) -> ClusterVerdict:
+async def ask_cluster_verdict(nodes: NodeRequests, node_ids: list[str]) -> ClusterVerdict:
     """Ask all nodes for their summaries, and return the verdict on the health of the cluster."""
-    return judge(await ask_summaries(nodes, node_ids))
+    return check_cluster(await ask_summaries(nodes, node_ids))
 
 
 async def ask_nodes(client: Client, node_ids: list[str]) -> NodeReports:
@@ -159,12 +159,12 @@ async def _of_cluster(cluster: NodeRequests, target: Target, level: str, probe: 
             names = await cluster.node_ids()
         except (UnavailableError, OutcomeUnknownError):
             return _result(lines, silent=True)
-        verdict = await judge_cluster(cluster, names)
+        verdict = await ask_cluster_verdict(cluster, names)
         return _result([*lines, *map(_reason_line, verdict.reasons)], silent=True, verdict=verdict)
     lines.append(f"[+] metadata group: committed a barrier in {(time.monotonic() - began) * 1000:.1f} ms")
     for name in state.image.live_nodes():
         lines += _node_lines(name, await fetch_health(cluster, name), level)
-    verdict = await judge_cluster(cluster, sorted(state.image.nodes))
+    verdict = await ask_cluster_verdict(cluster, sorted(state.image.nodes))
     lines += [_reason_line(one) for one in verdict.reasons if level != "live" or one.word in _LIVE_PROBLEMS]
     if probe:
         lines += await _probe_stream(target)

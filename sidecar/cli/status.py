@@ -17,7 +17,7 @@ from liftpy.core.metadata.image import INSUFFICIENT_NODES
 from liftpy.core.observe.cluster_health import Reason, why_offline
 from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpCommand
-from sidecar.cli.node_reports import NodeReports, ask_nodes, judge_cluster, unknown_data, unknown_streams
+from sidecar.cli.node_reports import NodeReports, ask_cluster_verdict, ask_nodes, unknown_data, unknown_streams
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.output import print_json, print_table
 from sidecar.cli.reassignment import movement_json
@@ -44,7 +44,7 @@ async def gather(client: Client, only: str | None = None) -> dict[str, Any]:
     if only is not None:
         state.stream(only)
     reports = await ask_nodes(client, sorted(state.image.nodes))
-    verdict = await judge_cluster(client.admin, sorted(state.image.nodes))
+    verdict = await ask_cluster_verdict(client.admin, sorted(state.image.nodes))
     unknown = {node_id: await unknown_streams(client, node_id) for node_id in sorted(reports)}
     return {
         "verdict": verdict.as_object(),

@@ -102,7 +102,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         self.sessions.by_log = lambda: core.controllers.index
         self.follow(core.controllers)
         if probation is not None:
-            self.sessions.tail_for, self.sessions.compare_reports = probation.lineage.tail_for, self._judge
+            self.sessions.tail_for, self.sessions.compare_reports = probation.lineage.tail_for, self._process_hello
         self._hardening = RaftMessageChecks(core, self._onMessageReceived, self.send, self.sessions.counters)
 
     def follow(self, controllers: ControllerList) -> None:
@@ -305,7 +305,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
             message = {**message, "success": False, "reset": True}
         return core.without_confirming(node, lambda: hardening.deliver(node, message, term))
 
-    def _judge(self, peer_id: str, tail: bytes) -> bool:
+    def _process_hello(self, peer_id: str, tail: bytes) -> bool:
         assert self._probation is not None
         assert self._core is not None
         trusted = self._probation.process_hello(peer_id, tail)

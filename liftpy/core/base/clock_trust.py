@@ -123,7 +123,7 @@ class ClockTrust:
             self.why, self.is_wrong = self._compare(offset_ns, offsets, others)
         else:
             is_one_of_many = len(self._reports) < len(set(nodes) - {self.node_id})
-            self.why, self.is_wrong = self._judge_alone(offset_ns, now_ns, is_one_of_many)
+            self.why, self.is_wrong = self._check_alone(offset_ns, now_ns, is_one_of_many)
             self.needs_answers = bool(self.why) and not self.is_wrong
         return NO_AGE_NS if self.why else wall_ns
 
@@ -155,7 +155,7 @@ class ClockTrust:
         why = self._clock_jump_text(offset_ns)
         return why, bool(why)
 
-    def _judge_alone(self, offset_ns: int, now_ns: int, is_one_of_many: bool) -> tuple[str, bool]:
+    def _check_alone(self, offset_ns: int, now_ns: int, is_one_of_many: bool) -> tuple[str, bool]:
         """Check our clock while no other node is live. Return (reason to distrust it or '', whether it looks wrong).
 
         ``offset_ns``: our wall time minus the monotonic time. ``is_one_of_many``: True if other nodes exist, which may report

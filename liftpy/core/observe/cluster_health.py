@@ -153,8 +153,8 @@ class ClusterVerdict:
         return {"word": self.word, "reasons": [one.as_object() for one in self.reasons]}
 
 
-def judge(summaries: Mapping[str, NodeSummary | None]) -> ClusterVerdict:
-    """Return the health of the cluster, judged by the summaries of its nodes.
+def check_cluster(summaries: Mapping[str, NodeSummary | None]) -> ClusterVerdict:
+    """Return the health of the cluster, as the summaries of its nodes show it.
 
     ``summaries``: summary of each node, by node. None: the node did not answer.
     """

@@ -9,7 +9,15 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from liftpy.core.observe.cluster_health import ClusterVerdict, judge, leader_of, newest_summary, reason, states, verdict_of
+from liftpy.core.observe.cluster_health import (
+    ClusterVerdict,
+    check_cluster,
+    leader_of,
+    newest_summary,
+    reason,
+    states,
+    verdict_of,
+)
 from liftpy.core.observe.node_summary import NodeSummary, percentile
 
 HISTORY = 60
@@ -136,7 +144,7 @@ class ClusterMonitor:
             namespace=self._namespace,
             verdict=verdict_of([reason("nats-lost", who="This command", why="")])
             if self._is_nats_lost
-            else judge(self._glances),
+            else check_cluster(self._glances),
             metadata_leader=leader,
             rows=tuple(self._row(node, of[node], node == leader) for node in sorted(of)),
             streams=newest.streams if newest is not None else None,

@@ -70,7 +70,7 @@ class _WaitingPublish(NamedTuple):
     subject: str
     """Subject whose last offset is not known yet. '': the publish needs the complete index."""
     message: RawMessage
-    judge: Callable[[RawMessage], None]
+    retry: Callable[[RawMessage], None]
 
 
 class IndexWait:
@@ -92,10 +92,10 @@ class IndexWait:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, message: RawMessage, subject: str, judge: Callable[[RawMessage], None]) -> bool:
-        """Let ``message`` wait until the index has ``subject``. Then ``judge`` is called with the message.
+    def add(self, message: RawMessage, subject: str, retry: Callable[[RawMessage], None]) -> bool:
+        """Let ``message`` wait until the index has ``subject``. Then ``retry`` is called with the message.
 
-        Return False if the message cannot wait: there is no room, or ``judge`` is running.
+        Return False if the message cannot wait: there is no room, or ``retry`` is running.
         """
         size_bytes = _wait_bytes(message)
         if self._is_closed:
@@ -103,22 +103,22 @@ class IndexWait:
         if len(self._waiting) >= WAIT_PUBLISHES or not self.share.has_room(size_bytes):
             self.share.count_rejections()
             return False
-        self._waiting.append(_WaitingPublish(self._now_ns() + WAIT_NS, subject, message, judge))
+        self._waiting.append(_WaitingPublish(self._now_ns() + WAIT_NS, subject, message, retry))
         self.share.hold(self.share.size_bytes + size_bytes)
         return True
 
     def release(self, index: LastPerSubject, *, everything: bool = False) -> None:
-        """Call ``judge`` for the publishes whose subject is in the index now, and for those that have waited too long.
+        """Call ``retry`` for the publishes whose subject is in the index now, and for those that have waited too long.
 
         ``everything``: True to do this for all waiting publishes.
         """
         if self._waiting:
             now_ns = self._now_ns()
-            self._judge(
+            self._retry_due(
                 lambda one: everything or one.until_ns <= now_ns or (one.subject and index.find(one.subject) is not None)
             )
 
-    def _judge(self, is_due: Callable[[_WaitingPublish], object]) -> None:
+    def _retry_due(self, is_due: Callable[[_WaitingPublish], object]) -> None:
         due, left = list[_WaitingPublish](), list[_WaitingPublish]()
         for one in self._waiting:
             (due if is_due(one) else left).append(one)
@@ -129,7 +129,7 @@ class IndexWait:
         self._is_closed = True
         try:
             for one in due:
-                one.judge(one.message)
+                one.retry(one.message)
         finally:
             self._is_closed = False
 

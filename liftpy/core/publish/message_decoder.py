@@ -377,10 +377,10 @@ class MessageDecoder:
         if not self._takes_plain or (fast_batches and len(columns.unfit) > len(fast_batches)):
             columns.unfit = dict(sorted(columns.unfit.items()))
         if self.max_message_bytes or self.wants_offsets:
-            self._judge_by_settings(columns, messages)
+            self._check_settings(columns, messages)
         return columns
 
-    def _judge_by_settings(self, columns: MessageColumns, messages: Sequence[RawMessage]) -> None:
+    def _check_settings(self, columns: MessageColumns, messages: Sequence[RawMessage]) -> None:
         rejections: dict[int, Rejection] = {}
         most = self.max_message_bytes
         if columns.batch is not None:

@@ -329,7 +329,7 @@ class _Record:
     """Time spent in slow flushes, minus the time since then, in nanoseconds."""
     last_at_ns: int = 0
     slow_until_ns: int = 0
-    judged: int = 0
+    slow_count: int = 0
     """Number of consecutive times that the replica was found slow."""
 
 
@@ -369,7 +369,7 @@ class SlowFlushes:
             return
         record.slow_ns += min(took_ns, self._time_ns // 2)
         if record.slow_ns >= self._time_ns or record.slow_until_ns > now_ns or not in_isr:
-            self._judge(record, now_ns)
+            self._mark_slow(record, now_ns)
 
     def waits(self, replica: str, age_ns: int, now_ns: int) -> None:
         """Record that a flush of ``replica`` has run for ``age_ns`` and has not ended.
@@ -378,14 +378,14 @@ class SlowFlushes:
         """
         record = self._records.get(replica)
         if record is not None and age_ns >= self._time_ns and self._is_slow(replica, age_ns, now_ns):
-            self._judge(record, now_ns)
+            self._mark_slow(record, now_ns)
 
-    def _judge(self, record: _Record, now_ns: int) -> None:
+    def _mark_slow(self, record: _Record, now_ns: int) -> None:
         if record.slow_until_ns <= now_ns:
             long_ago = now_ns - record.slow_until_ns > _LONGEST * self._out_ns
-            record.judged = 1 if long_ago else record.judged + 1
+            record.slow_count = 1 if long_ago else record.slow_count + 1
         record.slow_ns = 0
-        record.slow_until_ns = now_ns + self._out_ns * min(1 << (record.judged - 1), _LONGEST)
+        record.slow_until_ns = now_ns + self._out_ns * min(1 << (record.slow_count - 1), _LONGEST)
 
     def _is_slow(self, replica: str, took_ns: int, now_ns: int) -> bool:
         """Return whether a flush of ``took_ns`` is slow compared with the fastest other replica.

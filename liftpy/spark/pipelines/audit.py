@@ -533,7 +533,7 @@ class _SpanComparison:
                 self._note(node, block)
                 if block.away:
                     del readers[node]
-            await self._judge(_SpanPart(start, end, blocks))
+            await self._compare_digests(_SpanPart(start, end, blocks))
         for reads in self._asked:
             self._found.dropped.learn_ends(reads.replica.node, CompactionProgress(reads.compacted_end, reads.deletes_end))
         return self._found
@@ -556,7 +556,7 @@ class _SpanComparison:
             )  # fmt: skip
             self._found.findings.append(finding)
 
-    async def _judge(self, part: _SpanPart) -> None:
+    async def _compare_digests(self, part: _SpanPart) -> None:
         """Compare the replicas in one part of the span by the digests of their batches, and add findings for differences.
 
         If the digests differ, the part is divided into halves until it is small enough to compare records.
@@ -569,15 +569,15 @@ class _SpanComparison:
         if len({block.digest for block in whole.values()}) < 2:
             return
         if max(block.unpacked_bytes for block in whole.values()) <= LEAF_BYTES or part.end - part.start < 2:
-            await self._compare(part.start, max(part.end, *(block.end_offset for block in whole.values())), whole)
+            await self._compare_records(part.start, max(part.end, *(block.end_offset for block in whole.values())), whole)
             return
         middle = (part.start + part.end) // 2
         for start, end in ((part.start, middle), (middle, part.end)):
             first = self._span.is_first and start == self._span.start_offset
             again = [BatchBlocks(self._reads(node), start, from_log_start=first).block(end) for node in whole]
-            await self._judge(_SpanPart(start, end, dict(zip(whole, await asyncio.gather(*again), strict=True))))
+            await self._compare_digests(_SpanPart(start, end, dict(zip(whole, await asyncio.gather(*again), strict=True))))
 
-    async def _compare(self, start: int, end: int, blocks: Mapping[str, ReplicaBlock]) -> None:
+    async def _compare_records(self, start: int, end: int, blocks: Mapping[str, ReplicaBlock]) -> None:
         """Compare the replicas record by record from offset ``start`` to ``end`` (exclusive), and add findings.
 
         ``blocks``: digest and size of each replica in this range, which has at most some megabytes.

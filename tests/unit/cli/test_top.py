@@ -24,7 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from liftpy.core.observe.cluster_health import DEGRADED, OK, UNAVAILABLE, judge
+from liftpy.core.observe.cluster_health import DEGRADED, OK, UNAVAILABLE, check_cluster
 from liftpy.core.observe.cluster_model import ClusterMonitor, Model, NodeRow
 from liftpy.core.observe.node_summary import LATENCY_S, MOST_NODES, NodeSummary, percentile, summary_from_json
 from liftpy.errors import UnavailableError
@@ -165,7 +165,7 @@ def test_top_verdict_of_a_cluster_has_one_reason_with_an_existing_runbook(
     glances = {
         node: None if node in more and more[node] is None else a_glance(node, **(more.get(node) or {})) for node in NODES
     }
-    verdict = judge(glances)
+    verdict = check_cluster(glances)
     assert verdict.word == word
     assert [reason.text for reason in verdict.reasons if said in reason.text] or not said
     assert len(verdict.reasons) == bool(said)

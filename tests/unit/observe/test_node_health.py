@@ -11,7 +11,7 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.metadata.controller import cluster_events
 from liftpy.core.metadata.image import INSUFFICIENT_NODES
 from liftpy.core.observe import node_events
-from liftpy.core.observe.cluster_health import DEGRADED, OK, UNAVAILABLE, VERDICTS, judge, reason, verdict_of
+from liftpy.core.observe.cluster_health import DEGRADED, OK, UNAVAILABLE, VERDICTS, check_cluster, reason, verdict_of
 from liftpy.core.observe.node_health import Check, HealthInput, ReplicaSyncCheck, live, ready, text_lines
 from liftpy.core.observe.node_summary import NodeSummary
 from tests.each import each
@@ -74,7 +74,7 @@ def test_health_verdict_of_a_cluster_contains_a_lost_directory_reported_by_any_c
     healthy = {"metadata_leader": "n1", "is_controller": True, "nodes": {"n1": "live", "n2": "live"}}
     restarted = NodeSummary(node="n1", index=9, **healthy)  # type: ignore[arg-type]
     other = NodeSummary(node="n2", index=8, lost_directories=("n1",), **healthy)  # type: ignore[arg-type]
-    assert [one.word for one in judge({"n1": restarted, "n2": other}).reasons] == ["directory-lost"]
+    assert [one.word for one in check_cluster({"n1": restarted, "n2": other}).reasons] == ["directory-lost"]
 
 
 @each("word", VERDICTS)
