@@ -482,14 +482,14 @@ async def a_leadership_moves_and_nothing_is_lost(place: Place) -> None:
     client, name = place.client, place.name
     stream = await client.create_stream(name, f"data.{name}")
     before = await client.publish(name, b"before")
-    heir = next(node for node in stream.partitions[0].replicas if node != stream.partitions[0].leader)
-    moved = await client.admin.elect_leader(name, 0, heir)
+    new_leader = next(node for node in stream.partitions[0].replicas if node != stream.partitions[0].leader)
+    moved = await client.admin.elect_leader(name, 0, new_leader)
     assert moved.leader_epoch > stream.partitions[0].leader_epoch
     after = await client.publish(name, b"after")
     assert before is not None
     assert after is not None
     assert (after.offset, after.leader_epoch > before.leader_epoch) == (1, True)
-    assert (await client.bounds(name)).leader == heir
+    assert (await client.bounds(name)).leader == new_leader
     assert await place.values() == [b"before", b"after"]
 
 

@@ -45,8 +45,8 @@ async def the_clusters_default_quota_holds_at_once_where_a_stream_has_none(place
         await until(lambda: throttled(place, f"data.{name}"))
         assert not await throttled(place, f"data.{name}-free")
         assert not await throttled(place, f"data.{name}-own")
-        heir = next(node for node in stream.partitions[0].replicas if node != stream.partitions[0].leader)
-        await client.admin.elect_leader(name, 0, heir)
+        new_leader = next(node for node in stream.partitions[0].replicas if node != stream.partitions[0].leader)
+        await client.admin.elect_leader(name, 0, new_leader)
         await client.publish(name, b"its first")
         assert await throttled(place, f"data.{name}"), "who leads next holds it too"
         await client.admin.alter_stream(f"{name}-free", quota_exempt=False)

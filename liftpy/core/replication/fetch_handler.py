@@ -135,8 +135,8 @@ class FetchHandler:
     @property
     def has_all_successors(self) -> bool:
         """True if the current process of every node that may lead next has fetched in this LeaderEpoch."""
-        heirs = self._shared.metadata.isr | self._shared.metadata.may_lead
-        return all(progress.position is not None for replica, progress in self.followers.items() if replica in heirs)
+        eligible_leaders = self._shared.metadata.isr | self._shared.metadata.may_lead
+        return all(progress.position is not None for replica, progress in self.followers.items() if replica in eligible_leaders)
 
     def may_send_acks(self, now_ns: int) -> bool:
         """Return whether no earlier leader can send acks at ``now_ns``, so that this leader may send them."""

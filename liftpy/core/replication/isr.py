@@ -135,9 +135,11 @@ def has_lost(progress: FollowerProgress, high_watermark: int) -> bool:
     return progress.position is not None and progress.position < high_watermark
 
 
-def have_lost(followers: Mapping[str, FollowerProgress], heirs: Collection[str], high_watermark: int) -> frozenset[str]:
-    """Return those of ``heirs`` (nodes that may lead next) that lack committed records. ``followers``: node id -> its progress."""
-    return frozenset(r for r, progress in followers.items() if r in heirs and has_lost(progress, high_watermark))
+def have_lost(
+    followers: Mapping[str, FollowerProgress], eligible_leaders: Collection[str], high_watermark: int
+) -> frozenset[str]:
+    """Return the ``eligible_leaders`` that lack committed records. ``followers``: node id -> its progress."""
+    return frozenset(r for r, progress in followers.items() if r in eligible_leaders and has_lost(progress, high_watermark))
 
 
 def may_join(progress: FollowerProgress, live_incarnation: int, high_watermark: int, epoch_start_offset: int) -> bool:
@@ -310,9 +312,9 @@ def new_high_watermark(
     maximal_isr, isr_count, min_isr = change.maximal(metadata.isr), len(metadata.isr), metadata.min_isr
     if metadata.config.commit_policy is not CommitPolicy.QUORUM:
         return isr_high_watermark(positions, maximal_isr, isr_count, min_isr, high_watermark)
-    heirs = metadata.may_lead | maximal_isr if metadata.may_lead else ()
+    eligible_leaders = metadata.may_lead | maximal_isr if metadata.may_lead else ()
     return min(
-        quorum_high_watermark(positions, replicas, isr_count, min_isr, epoch_start_offset, high_watermark, heirs)
+        quorum_high_watermark(positions, replicas, isr_count, min_isr, epoch_start_offset, high_watermark, eligible_leaders)
         for replicas in change.replica_sets(metadata.state.replicas)
     )
 

@@ -119,7 +119,7 @@ def majority_holds(
     return sum(position is not None and position >= needed_offset for position in flushed_ends) > len(staying) // 2
 
 
-def heir(state: PartitionState, caught_up: Iterable[str]) -> str:
+def transfer_target(state: PartitionState, caught_up: Iterable[str]) -> str:
     """Return the node id of the replica that should get the leadership, because the leader's own replica moves away.
 
     It is the first target replica that is in the ISR and in ``caught_up`` (live replicas without lag). '': there is none.
@@ -517,8 +517,8 @@ class LeaderRole(ReplicaRole):
         joining = metadata.state.joining
         if joining and joining not in metadata.state.target:  # the number of replicas was lowered during the copy
             wanted -= {joining}
-        heirs = frozenset() if self._commits_by_quorum else metadata.isr | metadata.may_lead
-        lost = isr.have_lost(followers, heirs, self.log.high_watermark)
+        eligible_leaders = frozenset() if self._commits_by_quorum else metadata.isr | metadata.may_lead
+        lost = isr.have_lost(followers, eligible_leaders, self.log.high_watermark)
         evicted = self._may_go(wanted, now_ns)
         if evicted == self.shared.node_id:
             self._transfer_to_target(now_ns, out)
@@ -577,7 +577,9 @@ class LeaderRole(ReplicaRole):
             return
         lag_ns = nanoseconds(self.shared.config.max_lag_time_s)
         followers, live = self.handler.followers, self.shared.live
-        toward = heir(self.shared.state, (r for r, p in followers.items() if r in live and now_ns - p.caught_up_ns < lag_ns))
+        toward = transfer_target(
+            self.shared.state, (r for r, p in followers.items() if r in live and now_ns - p.caught_up_ns < lag_ns)
+        )
         if toward:
             self._next_transfer_ns = now_ns + _MOVE_AGAIN_NS
             reason = "the replica moves away"

@@ -32,7 +32,7 @@ class _Watched:
     acked_ns: int
     """When a publish was seen to be acknowledged ALL last."""
     acked: int = 0
-    heirs: frozenset[str] = frozenset()
+    eligible_leaders: frozenset[str] = frozenset()
     """Replicas that could lead when the world last changed. A bad decision since then is no excuse."""
 
 
@@ -61,7 +61,7 @@ class Availability:
         for key, watched in self._watched.items():
             acked = cluster.checkers.ghost(key).acks_all
             if changed:
-                watched.heirs = self._may_lead(key)
+                watched.eligible_leaders = self._may_lead(key)
             if acked != watched.acked:
                 watched.acked, watched.acked_ns = acked, now_ns
             quiet_s = (now_ns - max(self._changed_ns, watched.acked_ns, self._asked_ns(key))) / S
@@ -125,12 +125,12 @@ class Availability:
             return ()
         stream = cluster.group.image.streams[key.stream]
         partition = stream.partitions[key.partition]
-        able = {node_id for node_id in self._watched[key].heirs if cluster.checkers.holds_committed(key, node_id)}
+        able = {node_id for node_id in self._watched[key].eligible_leaders if cluster.checkers.holds_committed(key, node_id)}
         majority = len(partition.replicas) // 2 + 1
-        heirs = majority if stream.commits_by_quorum else 1
+        needed = majority if stream.commits_by_quorum else 1
         healthy = [node_id for node_id in partition.replicas if self._is_healthy(node_id)]
         for members in combinations(healthy, max(majority, cluster.min_isr)):
             linked = not any(pair in cluster.network.cuts for one in members for pair in ((one, m) for m in members))
-            if linked and len(able.intersection(members)) >= heirs:
+            if linked and len(able.intersection(members)) >= needed:
                 return members
         return ()

@@ -197,18 +197,18 @@ class SimIngest:
             self._on_standby_lost()
             self.ingest.process_link_loss()
         elif self._left:
-            self._left, heir = False, self._replica.replica.standby_to_lead_next()
-            if heir:
+            self._left, new_leader = False, self._replica.replica.standby_to_lead_next()
+            if new_leader:
                 epoch = self._replica.replica.leader_epoch
                 self._replica.transfer_leadership(
                     do.TransferLeadership(
                         leader_epoch=epoch,
-                        toward=heir,
+                        toward=new_leader,
                         reason="publishes may have gone past it",
                         cause=do.TransferCause.MISSED_PUBLISHES,
                     )
                 )
-            self._replica.later(_BACK_AFTER_NS if heir else 0, self.ingest.resubscribe)
+            self._replica.later(_BACK_AFTER_NS if new_leader else 0, self.ingest.resubscribe)
 
     def _ingest_left(self) -> None:
         self._left = True

@@ -42,7 +42,7 @@ async def test_resign_request_resumes_publishes_after_a_delay_unless_the_node_st
 
 
 async def test_leader_that_lost_publishes_transfers_its_leadership() -> None:
-    for all_lost, heir, asked in (
+    for all_lost, new_leader, asked in (
         (False, True, ["hands over"]),
         (False, False, ["hands over", "back"]),
         (True, True, ["back"]),
@@ -50,7 +50,9 @@ async def test_leader_that_lost_publishes_transfers_its_leadership() -> None:
         one = RecordingWorker(KEY, leads=True)
         links = SimpleNamespace(are_up=False, ingest=SimpleNamespace(missed_by_all_nodes=all_lost))
         node = partitions(one, links=links)
-        one.transfer_after_lost_publishes = lambda one=one, heir=heir: (one.asked.append("hands over"), heir)[1]  # type: ignore[attr-defined]
+        one.transfer_after_lost_publishes = lambda one=one, new_leader=new_leader: (one.asked.append("hands over"), new_leader)[
+            1
+        ]  # type: ignore[attr-defined]
         transfers = node.transfers
         transfers.begin_after_lost_publishes(one, one.transfer_after_lost_publishes)  # type: ignore[attr-defined]
         first = transfers.tasks[KEY]

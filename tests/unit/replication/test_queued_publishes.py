@@ -109,7 +109,7 @@ def test_publishes_queued_too_long_by_a_pause_are_rejected_or_dropped() -> None:
 
 # ---- missed publishes ------------------------------------------------------------------------------------------------------
 @each(
-    ("isr", "live", "asked", "heir"),
+    ("isr", "live", "asked", "successor"),
     [
         ("abc", "abc", {"b": 5, "c": 7}, "c"),
         ("abc", "abc", {"b": 7, "c": 5}, "b"),
@@ -122,9 +122,9 @@ def test_publishes_queued_too_long_by_a_pause_are_rejected_or_dropped() -> None:
     ],
 )
 def test_leader_that_missed_publishes_chooses_the_isr_member_that_fetched_last(
-    isr: str, live: str, asked: dict[str, int], heir: str
+    isr: str, live: str, asked: dict[str, int], successor: str
 ) -> None:
-    assert standby_successor_of("a", frozenset(isr), dict.fromkeys(live, 1), asked) == heir
+    assert standby_successor_of("a", frozenset(isr), dict.fromkeys(live, 1), asked) == successor
 
 
 @pytest.mark.parametrize(

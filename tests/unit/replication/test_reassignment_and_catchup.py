@@ -12,7 +12,7 @@ from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.catchup_throttle import CatchupThrottle, backlog_part
 from liftpy.core.replication.isr import FollowerProgress, IsrChange
-from liftpy.core.replication.leader import heir, majority_holds, next_to_go
+from liftpy.core.replication.leader import majority_holds, next_to_go, transfer_target
 from liftpy.core.replication.lease import Lease
 from liftpy.core.replication.messages import FetchRequest
 from liftpy.core.replication.replica import Replica
@@ -80,9 +80,9 @@ def test_reassignment_with_quorum_needs_a_majority_at_the_epoch_start() -> None:
 
 def test_reassignment_moves_the_leadership_to_the_first_wanted_in_sync_replica() -> None:
     state = moving("bdca", "bdc", "cda")
-    assert heir(state, "cd") == "d", "in the order in which they are wanted, not as they joined"
-    assert heir(state, "c") == "c"
-    assert heir(state, "b") == "", "it is outside of the ISR"
+    assert transfer_target(state, "cd") == "d", "in the order in which they are wanted, not as they joined"
+    assert transfer_target(state, "c") == "c"
+    assert transfer_target(state, "b") == "", "it is outside of the ISR"
 
 
 def test_catchup_throttle_counts_only_backlog_bytes_and_no_new_records() -> None:

@@ -439,12 +439,14 @@ class ReassignmentPlanner:
                     return
                 if not to or not self._propose(step, place):
                     continue
-                heir = min(to, key=lambda n: (step.image.leader_counts.get(n, 0) + new_leaders[n], partition.replicas.index(n)))
-                new_leaders[heir] += 1
+                new_leader = min(
+                    to, key=lambda n: (step.image.leader_counts.get(n, 0) + new_leaders[n], partition.replicas.index(n))
+                )
+                new_leaders[new_leader] += 1
                 room -= 1
                 self._transfers[stream.uid, partition.partition] = partition.epoch
                 self.counters["leaderships_moved_from_drained_nodes"] += 1
-                yield pb.ElectLeader(stream=stream.name, uid=stream.uid, partition=partition.partition, node=heir)
+                yield pb.ElectLeader(stream=stream.name, uid=stream.uid, partition=partition.partition, node=new_leader)
 
     def _targets(self, step: _PlanningStep) -> Iterator[Proposed]:
         room = TARGETS_AHEAD * self._at_once - len(self._waiting)
