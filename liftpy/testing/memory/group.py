@@ -133,9 +133,9 @@ class MemoryGroup(SingleLogGroup):
         self._leader = leader
         self.changed_index = 0
         """Index of the newest image that nodes need. Later entries have changed nothing."""
-        birth = begin_at(SUPPORTED_LEVELS.most, self.fsm.rules, config.session_times)
-        birth.operationId, self._index = secrets.token_bytes(_ID_BYTES), 1
-        self.fsm.apply(birth.SerializeToString(), self._index)
+        bootstrap = begin_at(SUPPORTED_LEVELS.most, self.fsm.rules, config.session_times)
+        bootstrap.operationId, self._index = secrets.token_bytes(_ID_BYTES), 1
+        self.fsm.apply(bootstrap.SerializeToString(), self._index)
         self.duties.lead(self.fsm.image, time.monotonic_ns(), 1)
         bus.listen(subjects.info(), partial(self._request_received, RequestSubject.INFO))
         for subject in subjects.control_admin_all():

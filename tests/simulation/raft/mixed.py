@@ -99,7 +99,7 @@ class MixedRun(Run):
         if before.feature_level < after.feature_level and not request.setFeatureLevel.checked:
             self.seen[f"born at level {after.feature_level}"] += 1
             if before.nodes:
-                raise Violation(f"M5: the level is chosen at {after.index}, as at birth, and nodes are registered")
+                raise Violation(f"M5: the level is chosen at {after.index}, as at the bootstrap, and nodes are registered")
 
     def version_of(self, name: str) -> tuple[Feature, ...]:
         """Of the next process there."""

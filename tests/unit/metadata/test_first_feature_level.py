@@ -56,11 +56,11 @@ def test_new_cluster_decides_its_feature_level_before_it_registers_nodes() -> No
     batch = pb.ControlRequest()
     batch.batch.requests.add(number=1).request.CopyFrom(register())
     refused(made, batch)
-    [birth] = orders(made)
-    assert (birth.request.setFeatureLevel.level, list(birth.request.setFeatureLevel.checked)) == (NEXT, [])
+    [bootstrap] = orders(made)
+    assert (bootstrap.request.setFeatureLevel.level, list(bootstrap.request.setFeatureLevel.checked)) == (NEXT, [])
     assert orders(made) == [], "one at a time"
     refused(made, register())
-    assert made.do(birth).error == Error.OK
+    assert made.do(bootstrap).error == Error.OK
     assert orders(made) == []
     image = made.log.image
     assert (image.feature_level, image.rules, len(image.digest)) == (NEXT, ClusterRules("liftpy", False), 8)
@@ -79,10 +79,10 @@ def test_new_cluster_answers_read_requests_before_its_feature_level() -> None:
 @pytest.mark.parametrize("outcome", [EntryOutcome.NEVER, EntryOutcome.UNKNOWN])
 def test_new_cluster_repeats_the_feature_level_request_after_an_unknown_outcome(outcome: EntryOutcome) -> None:
     made = new_group()
-    [birth] = orders(made)
-    entry = made.member.entry(birth, 1, MAX_BYTES)
+    [bootstrap] = orders(made)
+    entry = made.member.entry(bootstrap, 1, MAX_BYTES)
     assert isinstance(entry, bytes)
-    made.member.proposal_ended(birth, outcome, None, made.log.now_ns)
+    made.member.proposal_ended(bootstrap, outcome, None, made.log.now_ns)
     [again] = orders(made)
     assert made.do(again).error == Error.OK
     made.log.apply(entry)  # the first one comes yet
@@ -91,8 +91,8 @@ def test_new_cluster_repeats_the_feature_level_request_after_an_unknown_outcome(
 
 def test_new_cluster_with_an_older_controller_uses_the_feature_level_of_this_controller() -> None:
     made = new_group(n3=OLD)
-    [birth] = orders(made)
-    assert made.do(birth).error == Error.OK
+    [bootstrap] = orders(made)
+    assert made.do(bootstrap).error == Error.OK
     assert orders(made) == []
     assert isinstance(made.ask(register()), ProposedEntry)
     assert made.log.image.feature_level == NOW
@@ -107,8 +107,8 @@ def test_new_cluster_with_a_silent_controller_waits_and_then_uses_the_oldest_fea
     made.log.view_ = replace(made.log.view_, levels={"n2": BOTH, "n3": BOTH})
     assert [order.request.setFeatureLevel.level for order in orders(made)] == [NEXT]
     late = new_group(n3=None)
-    [birth] = orders(late, later_ns=REPORT_MAX_AGE_NS)
-    assert birth.request.setFeatureLevel.level == 5
+    [bootstrap] = orders(late, later_ns=REPORT_MAX_AGE_NS)
+    assert bootstrap.request.setFeatureLevel.level == 5
 
 
 def test_new_cluster_whose_controllers_have_different_images_sets_no_feature_level() -> None:

@@ -317,9 +317,9 @@ class QuorumMember:
             if online and len(self._asking) < MAX_QUESTIONS:
                 self._asking.add(question)
                 effects.append(question)
-        birth = self._level_bootstrap.take_due(image, view, now_ns)
-        if birth is not None:
-            effects.append(self._propose(birth))
+        bootstrap = self._level_bootstrap.take_due(image, view, now_ns)
+        if bootstrap is not None:
+            effects.append(self._propose(bootstrap))
         effects += self._controller_change_step(now_ns, view)
         effects += self._feed_entries(now_ns)
         return effects
