@@ -144,7 +144,7 @@ def stage(
 def install_state(storage: Storage, staged: StagedLog, key: PartitionKey) -> None:
     """Write the state of producers and message ids of a staged log into ``storage``, with ``key`` as its partition [A16]."""
     if staged.state is not None:
-        storage.replace(state_name(staged.state.end_offset), encode_state(staged.state._replace(of=state_owner(key))))
+        storage.replace(state_name(staged.state.end_offset), encode_state(staged.state._replace(owner=state_owner(key))))
 
 
 def _state(store: Store, copy: PartitionCopy, log: Log) -> tuple[State | None, str]:
@@ -159,7 +159,7 @@ def _state(store: Store, copy: PartitionCopy, log: Log) -> tuple[State | None, s
     state = checked_state(copy.state, store.read(copy.state.file.path))
     if state.end_offset > log.log_end_offset:
         return None, f"they are those at offset {state.end_offset}, and the log ends at {log.log_end_offset}"
-    why = why_not(state, state_name(state.end_offset), state.of, log)
+    why = why_not(state, state_name(state.end_offset), state.owner, log)
     return (None, why) if why else (state, "")
 
 

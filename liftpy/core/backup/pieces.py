@@ -127,18 +127,18 @@ def check_file(file: StoredFile, data: bytes) -> None:
         )
 
 
-def checked_state(copy: StateCopy, data: bytes, of: PartitionKey | None = None) -> State:
+def checked_state(copy: StateCopy, data: bytes, key: PartitionKey | None = None) -> State:
     """Return the producer and message-id state in ``data``, the content of a state file.
 
-    ``copy``: its entry in the manifest. ``of``: partition to which it must belong, None for any.
+    ``copy``: its entry in the manifest. ``key``: partition to which it must belong, None for any.
 
     Raise CorruptionError if it was changed or belongs to another partition, UnknownFormatError for a newer version.
     """
     check_file(copy.file, data)
     state = decode_state(data)
-    if state is None or state.end_offset != copy.end or (of is not None and state.of != state_owner(of)):
+    if state is None or state.end_offset != copy.end or (key is not None and state.owner != state_owner(key)):
         raise CorruptionError(
-            f"Backup file {copy.file.path} is not the state of {of or 'a partition'} at offset {copy.end}. The "
+            f"Backup file {copy.file.path} is not the state of {key or 'a partition'} at offset {copy.end}. The "
             "backup is damaged: use another one."
         )
     return state

@@ -230,13 +230,13 @@ class LogState:
         return offset >= log.log_end_offset or log.epochs.epoch_at(offset) > leader_epoch
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
-    def snapshot(self, of: str, *, with_losses: bool = False) -> StateCapture | None:
+    def snapshot(self, owner: str, *, with_losses: bool = False) -> StateCapture | None:
         """Return the state up to the high watermark, for a state file. Write it after the high watermark is stored.
 
         None: there is nothing to write, the state is not complete, or the records are not flushed yet.
 
         Args:
-            of: Name of the partition in the file.
+            owner: Name of the partition in the file.
             with_losses: True to return a state that lacks message ids or producers for lack of memory, too. It says so, and
                 a replica that starts from it rejects unknown ones as this one does. False: a replay of the log may find more.
         """
@@ -251,7 +251,7 @@ class LogState:
                 return None
             losses = _LOSSES.pack(*self.ids.losses, *self.producers.losses)
             parts[_LOSSES_NAME] = 1, lambda: [losses]
-        return StateCapture(of, end_offset, epoch_before(log, end_offset), parts)
+        return StateCapture(owner, end_offset, epoch_before(log, end_offset), parts)
 
     def use_stored_state(self, state: State) -> bool:
         """Use a stored state now, or when the log that is being copied reaches its end. Return False if it cannot be used."""

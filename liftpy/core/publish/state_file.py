@@ -51,7 +51,7 @@ class State(NamedTuple):
     ``leader_epoch``: LeaderEpoch of the record before ``end_offset``.
     """
 
-    of: str
+    owner: str
     end_offset: int
     leader_epoch: int
     parts: Parts
@@ -63,7 +63,7 @@ class StateCapture(NamedTuple):
     ``parts``: name of a part -> (version, function that returns its bytes).
     """
 
-    of: str
+    owner: str
     end_offset: int
     leader_epoch: int
     parts: Mapping[str, tuple[int, Callable[[], Sequence[bytes]]]]
@@ -78,13 +78,15 @@ class StateCapture(NamedTuple):
             StorageError: The disk failed, or the file can't be read back. The other files are unchanged.
         """
         parts = {name: (version, encode()) for name, (version, encode) in self.parts.items()}
-        pieces = _pieces(self.of, self.end_offset, self.leader_epoch, parts)
+        pieces = _pieces(self.owner, self.end_offset, self.leader_epoch, parts)
         size_bytes = sum(map(len, pieces))
         if size_bytes > MAX_STATE_BYTES:
             return 0
         name = state_name(self.end_offset)
         storage.replace(name, pieces)
-        written = State(self.of, self.end_offset, self.leader_epoch, {n: (v, b"".join(data)) for n, (v, data) in parts.items()})
+        written = State(
+            self.owner, self.end_offset, self.leader_epoch, {n: (v, b"".join(data)) for n, (v, data) in parts.items()}
+        )
         if decode_state(storage.load(name)) != written:
             storage.remove(name)
             raise StorageError(
@@ -107,17 +109,17 @@ def state_name(end_offset: int) -> str:
 def encode_state(state: State) -> bytes:
     """Return the bytes of the state file for ``state``."""
     parts = {name: (version, (data,)) for name, (version, data) in state.parts.items()}
-    return b"".join(_pieces(state.of, state.end_offset, state.leader_epoch, parts))
+    return b"".join(_pieces(state.owner, state.end_offset, state.leader_epoch, parts))
 
 
 def encode_parts(unwritten: StateCapture) -> bytes:
     """Return the bytes of the state file for ``unwritten``. Any thread may call it."""
     parts = {name: (version, encode()) for name, (version, encode) in unwritten.parts.items()}
-    return b"".join(_pieces(unwritten.of, unwritten.end_offset, unwritten.leader_epoch, parts))
+    return b"".join(_pieces(unwritten.owner, unwritten.end_offset, unwritten.leader_epoch, parts))
 
 
-def _pieces(of: str, end_offset: int, leader_epoch: int, parts: Mapping[str, tuple[int, Sequence[bytes]]]) -> list[bytes]:
-    pieces = [_text(of), _HEAD.pack(end_offset, leader_epoch, len(parts))]
+def _pieces(owner: str, end_offset: int, leader_epoch: int, parts: Mapping[str, tuple[int, Sequence[bytes]]]) -> list[bytes]:
+    pieces = [_text(owner), _HEAD.pack(end_offset, leader_epoch, len(parts))]
     for name, (version, data) in parts.items():
         pieces += [_text(name), _PART.pack(version, sum(map(len, data))), *data]
     return seal_in_pieces(_MAGIC, pieces)
@@ -137,7 +139,7 @@ def decode_state(data: bytes | None) -> State | None:
     if body is None:
         return None
     try:
-        of, at = _text_at(body, 0)
+        owner, at = _text_at(body, 0)
         end_offset, leader_epoch, count = _HEAD.unpack_from(body, at)
         at += _HEAD.size
         parts: dict[str, tuple[int, bytes]] = {}
@@ -151,7 +153,7 @@ def decode_state(data: bytes | None) -> State | None:
             at += size_bytes
     except (struct.error, UnicodeDecodeError):
         return None
-    return State(of, end_offset, leader_epoch, parts) if at == len(body) else None
+    return State(owner, end_offset, leader_epoch, parts) if at == len(body) else None
 
 
 def is_whole_state(data: bytes) -> bool:
@@ -174,14 +176,14 @@ def epoch_before(log: Log, end_offset: int) -> int:
     return log.epochs.before_start if below else log.epochs.epoch_at(end_offset - 1)
 
 
-def why_not(state: State, name: str, of: str, log: Log) -> str:
-    """Return why the state file ``name`` with the content ``state`` does not fit the log of the partition ``of``.
+def why_not(state: State, name: str, owner: str, log: Log) -> str:
+    """Return why the state file ``name`` with the content ``state`` does not fit the log of the partition ``owner``.
 
     '': it fits the log, or will when the log has grown.
     """
     end_offset = state.end_offset
-    if state.of != of or state_name(end_offset) != name:
-        return f"it is of {state.of} at {end_offset}"
+    if state.owner != owner or state_name(end_offset) != name:
+        return f"it is of {state.owner} at {end_offset}"
     if end_offset < max(log.log_start_offset, 1):
         return f"the log is {log.log_start_offset}..{log.log_end_offset}"
     if end_offset > log.log_end_offset:
@@ -196,17 +198,17 @@ def why_not(state: State, name: str, of: str, log: Log) -> str:
     return ""
 
 
-def load_state(log: Log, of: str) -> tuple[State | None, dict[str, str]]:
+def load_state(log: Log, owner: str) -> tuple[State | None, dict[str, str]]:
     """Return the newest state file that fits ``log``, and file name -> reason for each file that does not fit.
 
     The function deletes these and older files. It may run in any thread while no other code uses the log. Raises StorageError.
-    ``of``: name of the partition.
+    ``owner``: name of the partition.
     """
     storage, unfit = log.storage, dict[str, str]()
     for name in sorted(state_names(storage), reverse=True):
         try:
             state = decode_state(storage.load(name))
-            why = "it is torn or damaged" if state is None else why_not(state, name, of, log)
+            why = "it is torn or damaged" if state is None else why_not(state, name, owner, log)
         except (UnknownFormatError, CorruptionError) as error:
             state, why = None, str(error)
         if state is not None and not why:

@@ -61,18 +61,18 @@ class StateServer:
     """
 
     __slots__ = (
-        "_data", "_encoded_ns", "_end_offset", "_is_encoding", "_log_state", "_now_ns", "_of", "_run", "_used_ns", "given",
+        "_data", "_encoded_ns", "_end_offset", "_is_encoding", "_log_state", "_now_ns", "_owner", "_run", "_used_ns", "given",
     )  # fmt: skip
 
     def __init__(
         self,
         log_state: LogState,
-        of: str,
+        owner: str,
         now_ns: Callable[[], int],
         run: Callable[[Callable[[], bytes], Callable[[bytes], None]], None] = lambda work, then: then(work()),
     ) -> None:
         self._log_state = log_state
-        self._of = of
+        self._owner = owner
         self._now_ns = now_ns
         self._run = run
         self._end_offset, self._data = 0, b""
@@ -100,7 +100,7 @@ class StateServer:
                 return None
             if log_state.is_blank and log_state.is_complete:
                 return StatePiece()
-            unwritten = log_state.snapshot(self._of, with_losses=True)
+            unwritten = log_state.snapshot(self._owner, with_losses=True)
             if unwritten is None:
                 log_state.catch_up()
                 return None
@@ -136,14 +136,14 @@ class StateFetcher:
     """Requests the derived state from the leader, for a follower whose empty log begins above 0, and stores it as a state file."""
 
     __slots__ = (
-        "_end_offset", "_leader_epoch", "_log", "_log_state", "_of", "_pieces", "_probes", "_silent", "_total_bytes",
+        "_end_offset", "_leader_epoch", "_log", "_log_state", "_owner", "_pieces", "_probes", "_silent", "_total_bytes",
         "is_wanted", "missed", "taken",
     )  # fmt: skip
 
-    def __init__(self, log_state: LogState, log: Log, of: str) -> None:
+    def __init__(self, log_state: LogState, log: Log, owner: str) -> None:
         self._log_state = log_state
         self._log = log
-        self._of = of
+        self._owner = owner
         self.is_wanted = log.log_start_offset > 0 and log.log_end_offset == log.log_start_offset and log_state.covered < 0
         """True if the follower needs the complete state before its next fetch."""
         self._leader_epoch = 0
@@ -228,7 +228,7 @@ class StateFetcher:
         except LiftError:
             state = None
         self._begin()
-        if state is None or state.of != self._of or state_name(state.end_offset) != name:
+        if state is None or state.owner != self._owner or state_name(state.end_offset) != name:
             return False
         if state.end_offset < self._log.log_start_offset:
             return False  # the state is from an earlier leader: ask for a newer one

@@ -53,13 +53,15 @@ class StateFileSchedule(NamedTuple):
 class StateWriter:
     """Decides when the derived state of one replica is written to a state file, and writes it.
 
-    ``of``: name of the partition with the stream's uid. ``schedule``: when a file is due. ``now_ns``: returns the monotonic clock.
+    ``owner``: name of the partition with the stream's uid. ``schedule``: when a file is due. ``now_ns``: returns the monotonic clock.
     """
 
-    def __init__(self, log_state: LogState, log: Log, of: str, schedule: StateFileSchedule, now_ns: Callable[[], int]) -> None:
+    def __init__(
+        self, log_state: LogState, log: Log, owner: str, schedule: StateFileSchedule, now_ns: Callable[[], int]
+    ) -> None:
         self._log_state = log_state
         self._log = log
-        self._of = of
+        self._owner = owner
         self._schedule = schedule
         self._now_ns = now_ns
         self._at_bytes, self._at_ns = 0, now_ns()
@@ -131,7 +133,7 @@ class StateWriter:
         due = self._schedule.is_due(grown_bytes, self.last_bytes, now_ns - self._at_ns)
         if not due and not self.is_wanted and not (closing and grown_bytes >= self._schedule.least_bytes):
             return None
-        unwritten, self._fresh_starts = log_state.snapshot(self._of, with_losses=self.is_wanted), log_state.fresh_starts
+        unwritten, self._fresh_starts = log_state.snapshot(self._owner, with_losses=self.is_wanted), log_state.fresh_starts
         if unwritten is not None:
             self._at_bytes, self._at_ns = log_state.taken_bytes, now_ns
         return unwritten
@@ -154,15 +156,15 @@ class StateWriter:
                 self._stop_at_limit()
 
 
-def restore_state(log_state: LogState, log: Log, of: str) -> dict[str, str]:
+def restore_state(log_state: LogState, log: Log, owner: str) -> dict[str, str]:
     """Load the newest state file that fits ``log`` into ``log_state``. Raises StorageError.
 
-    ``of``: name of the partition with the stream's uid.
+    ``owner``: name of the partition with the stream's uid.
 
     Returns:
         Name of each file that does not fit -> reason.
     """
-    state, unfit = load_state(log, of)
+    state, unfit = load_state(log, owner)
     if state is not None and not log_state.use_stored_state(state):
         unfit["the one that fits"] = "its parts can't be used"
     return unfit

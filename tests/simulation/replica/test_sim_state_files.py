@@ -32,7 +32,7 @@ def tampering(seed: int) -> Iterator[None]:
     """Some of the files are torn, flipped, lost, or put back as they were earlier, before a log is opened."""
     rng, earlier = random.Random(seed), dict[str, tuple[str, bytes]]()
 
-    def restore(log_state: LogState, log: Log, of: str) -> dict[str, str]:
+    def restore(log_state: LogState, log: Log, owner: str) -> dict[str, str]:
         for name in state_names(log.storage):
             data = log.storage.load(name) or b""
             match rng.randrange(8):
@@ -43,12 +43,12 @@ def tampering(seed: int) -> Iterator[None]:
                     log.storage.replace(name, data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
                 case 2:
                     log.storage.remove(name)
-                case 3 if of in earlier:
+                case 3 if owner in earlier:
                     log.storage.remove(name)
-                    log.storage.replace(*earlier[of])
+                    log.storage.replace(*earlier[owner])
                 case _:
-                    earlier[of] = name, data
-        return restore_state(log_state, log, of)
+                    earlier[owner] = name, data
+        return restore_state(log_state, log, owner)
 
     with patch("tests.simulation.replica.sim_ingest.restore_state", restore):
         yield
@@ -82,8 +82,8 @@ def one_that_is_older_needs_no_replay() -> Patches:
 def one_is_written_above_hw() -> Patches:
     real = LogState.snapshot
 
-    def snapshot(self: LogState, of: str) -> StateCapture | None:
-        unwritten, log = real(self, of), self._log
+    def snapshot(self: LogState, owner: str) -> StateCapture | None:
+        unwritten, log = real(self, owner), self._log
         if unwritten is None or self.end_offset is None or self.end_offset != log.durable_end_offset:
             return unwritten
         return unwritten._replace(end_offset=self.end_offset, leader_epoch=log.epochs.epoch_at(self.end_offset - 1))
@@ -104,7 +104,7 @@ def producers_go_with_their_records() -> Patches:
     return [
         patch.object(StateWriter, "may_drop", lambda self, log_start_offset: True),
         patch.object(StateFetcher, "asks", lambda self, leader_epoch: None),
-        patch.object(state_writer, "load_state", lambda log, of: (None, {})),
+        patch.object(state_writer, "load_state", lambda log, owner: (None, {})),
     ]
 
 

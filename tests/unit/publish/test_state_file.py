@@ -73,8 +73,8 @@ def commit(log: Log, state: LogState, high_watermark: int) -> None:
     log.checkpoint()
 
 
-def write(log: Log, state: LogState, of: str = OF) -> str:
-    unwritten = state.snapshot(of)
+def write(log: Log, state: LogState, owner: str = OF) -> str:
+    unwritten = state.snapshot(owner)
     assert unwritten is not None
     assert unwritten.write(log.storage)
     return state_name(unwritten.end_offset)
@@ -178,7 +178,7 @@ def test_state_file_that_is_damaged_or_of_another_stream_or_log_is_ignored_and_r
     assert found is not None
     match what:
         case "of another stream":
-            data = encode_state(found._replace(of="s-u2/3"))
+            data = encode_state(found._replace(owner="s-u2/3"))
         case "renamed":
             name = state_name(8)
         case "another epoch":
@@ -549,7 +549,7 @@ def test_state_transfer_to_two_alternating_readers_gives_each_a_complete_state(s
         if len(whole) == 2:
             break
     decoded = {asker: decode_state(data) for asker, data in whole.items()}
-    assert [found is not None and found.of == OF for found in decoded.values()] == [True, True]
+    assert [found is not None and found.owner == OF for found in decoded.values()] == [True, True]
 
 
 def _lossy(everything: bool) -> tuple[Log, LogState]:
