@@ -106,7 +106,7 @@ class GroupLags:
         self._namespace = namespace
         self._labels = labels or GroupLabels()
         self._ends = LogEnds()
-        self.of: dict[str, GroupLag] = {}
+        self.by_label: dict[str, GroupLag] = {}
         """Metric label of a group -> lag of the group."""
         self.by_group: dict[str, GroupLag] = {}
         """Name of a group -> its lag."""
@@ -144,7 +144,7 @@ class GroupLags:
                     lags[name] = lag
         self.by_group = lags
         self._add_to_histories(lags)
-        self.of = self._labels.lags_by_label(lags)
+        self.by_label = self._labels.lags_by_label(lags)
         self._ends.keep(read)
         if transport is not None and (elsewhere or unread):
             await self._ask(transport, elsewhere, unread)
@@ -308,7 +308,7 @@ class GroupCoordinators:
     ) -> None:
         self._keys = keys or Keys(settings.credentials)
         self._share = share
-        self.lags = GroupLags(partitions.bounds_of, settings.namespace, GroupLabels(MOST_GROUPS // share.of))
+        self.lags = GroupLags(partitions.bounds_of, settings.namespace, GroupLabels(MOST_GROUPS // share.process_count))
         self._lag_task: asyncio.Task[None] | None = None
         self._settings = settings
         self._folder = folder
@@ -386,7 +386,9 @@ class GroupCoordinators:
                     return
                 version = one.version = self._coordinator
                 read = partial(self._reader, transport, key)
-                one.host = ServiceHost(version, self._of(key), transport, namespace, read, self._services.process_local)
+                one.host = ServiceHost(
+                    version, self._service_settings(key), transport, namespace, read, self._services.process_local
+                )
                 one.problem = ""
                 await one.host.run()
             except LiftError as error:
@@ -407,7 +409,7 @@ class GroupCoordinators:
     def _reader(self, transport: Transport, key: PartitionKey, options: ReadOptions) -> LocalReader:
         return LocalReader(transport, Subjects(self._settings.namespace), key, options, self._partitions.reads_of)
 
-    def _of(self, key: PartitionKey) -> ServiceSettings:
+    def _service_settings(self, key: PartitionKey) -> ServiceSettings:
         return ServiceSettings(
             service=GROUPS_SERVICE,
             stream=key.stream,

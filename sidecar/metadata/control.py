@@ -70,10 +70,10 @@ class AdmissionQueue:
     """Limits the unfinished requests of each sender. Further requests wait in the order of their arrival."""
 
     def __init__(self) -> None:
-        self._of: dict[str, tuple[asyncio.Semaphore, list[None]]] = {}
+        self._requests: dict[str, tuple[asyncio.Semaphore, list[None]]] = {}
 
     def __len__(self) -> int:
-        return len(self._of)
+        return len(self._requests)
 
     @contextlib.asynccontextmanager
     async def turn(self, asker: str, timeout_s: float, at_once: int = _TURNS) -> AsyncIterator[None]:
@@ -81,7 +81,7 @@ class AdmissionQueue:
 
         ``at_once``: maximum number of its unfinished requests. Raises AdmissionTimeoutError after ``timeout_s`` seconds.
         """
-        turns, present = self._of.setdefault(asker, (asyncio.Semaphore(at_once), []))
+        turns, present = self._requests.setdefault(asker, (asyncio.Semaphore(at_once), []))
         present.append(None)
         try:
             try:
@@ -96,7 +96,7 @@ class AdmissionQueue:
         finally:
             present.pop()
             if not present:
-                del self._of[asker]
+                del self._requests[asker]
 
 
 class ControlHandler:

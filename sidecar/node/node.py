@@ -176,7 +176,7 @@ class Node(RunningNode):
         self._pool = ThreadPoolExecutor(FLUSH_THREADS, thread_name_prefix="liftpy-disk")
         self._folder: DataDirectory | None = None
         self._identity: NodeFile | None = None
-        self._memory = PublishMemory(settings, self.share.of)
+        self._memory = PublishMemory(settings, self.share.process_count)
         self._drops, self._timers = Drops(), Timers()
         self._links: NodeConnections | None = None
         self._thread: GroupThread | None = None

@@ -81,7 +81,7 @@ class StreamLabels:
         self.patterns = tuple(patterns)
         self._given: dict[str, str] = {}
 
-    def of(self, stream: str) -> str:
+    def label_of(self, stream: str) -> str:
         """Return the label of ``stream``: its name, or OTHERS if it has no label of its own. '': no stream has one."""
         if not self.patterns:
             return ""
@@ -210,7 +210,7 @@ class MetricSums:
 
     def add(self, worker: Any) -> None:
         """Add the partition ``worker``, which this node has opened, to the sums."""
-        row = self._rows[worker] = _ReadValues(self._labels.of(worker.key.stream), _leaves(worker))
+        row = self._rows[worker] = _ReadValues(self._labels.label_of(worker.key.stream), _leaves(worker))
         self.by_label.setdefault(row.label, LabelSums()).add(row, add)
         self._changed_partitions.add(worker)
 
@@ -271,7 +271,7 @@ class MetricSums:
         """
         self._patterns = self._labels.patterns
         for worker, row in self._rows.items():
-            label = self._labels.of(worker.key.stream)
+            label = self._labels.label_of(worker.key.stream)
             if label == row.label:
                 continue
             lag = self.by_label[row.label].records.get(worker, 0), self.by_label[row.label].since_ns.get(worker, 0)
@@ -417,12 +417,12 @@ class NodeCounts:
         """Note that the partition ``worker`` is closed. Its counters do not grow any more, and stay in the sums."""
         self.being_closed.remove(worker)
         self.changed_partitions.discard(worker)
-        self.closed_sums.add(self.labels.of(worker.key.stream), worker)
+        self.closed_sums.add(self.labels.label_of(worker.key.stream), worker)
 
     def all(self) -> Counts:
         """Return the sums of all counters since the start. Open partitions count with the values of the last scrape."""
         counts = self.closed_sums.copy()
         self.open.add_to(counts)
         for worker in self.being_closed:
-            counts.add(self.labels.of(worker.key.stream), worker)
+            counts.add(self.labels.label_of(worker.key.stream), worker)
         return counts

@@ -282,7 +282,7 @@ class PartitionWorker(PartitionShell):
 
     def trace(self) -> None:
         """Start or stop tracing this partition, as the settings of the node require now."""
-        before, self._traces = self._traces, self._node.tracing.of(self.key)
+        before, self._traces = self._traces, self._node.tracing.traces_of(self.key)
         if before is not None:
             before.end_all(SWITCHED)
         traces = self._traces

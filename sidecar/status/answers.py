@@ -180,8 +180,8 @@ class PageAnswers:
         """Return the answer to a question for rows of the history, or for events that this node has seen by itself."""
         if kind == "node_events":
             return _encode(kind, _node_events(self.node_events, query))
-        of = query.get("node", "") if isinstance(query, dict) else ""
-        history = self._history if of == "" else self.kept(of) if isinstance(of, str) else None
+        node = query.get("node", "") if isinstance(query, dict) else ""
+        history = self._history if node == "" else self.kept(node) if isinstance(node, str) else None
         rows = select_rows(history, query) if history is not None else None
         return _encode(kind, rows.as_object() if rows is not None else None)
 

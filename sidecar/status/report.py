@@ -150,7 +150,7 @@ class Reporter:
     def group_lags(self) -> dict[str, GroupLag]:
         """Return the lag of the groups that this node coordinates, by metric label."""
         running = self._coordinators.running
-        return running.lags.of if running is not None else {}
+        return running.lags.by_label if running is not None else {}
 
     def lags_by_group(self) -> dict[str, GroupLag]:
         """Return the lag of each group that this node coordinates, by name. Each measurement creates a new dict."""

@@ -118,7 +118,7 @@ class Tracing:
             thread.settle()
         self._counters[DROPPED] = self.traces.budget.dropped
 
-    def of(self, key: PartitionKey) -> PartitionTraces | None:
+    def traces_of(self, key: PartitionKey) -> PartitionTraces | None:
         """Return the object that records the spans of one partition. None: tracing is off."""
         return None if self._settings.trace == "off" else PartitionTraces(self.traces, key.stream, key.partition)
 

@@ -208,7 +208,7 @@ class WorkerNode:
             links=SimpleNamespace(ingest=bus, replication=bus, standby=None), inflight=NodeInflight(),
             lease=self.lease, copy_limit=CatchupThrottle(), standby_memory=NodeStandbyMemory(1 << 20),
             state_memory=NodeStateMemory(),
-            drops=SimpleNamespace(count=lambda *a: None), subjects=subjects, tracing=SimpleNamespace(of=lambda key: None),
+            drops=SimpleNamespace(count=lambda *a: None), subjects=subjects, tracing=SimpleNamespace(traces_of=lambda key: None),
             reads=ReadTools(bus, subjects, InboxRule(("_INBOX.",)), self.timers, counters),
             node_inboxes=inboxes, router=router, notifications=notifications, fetch_combiner=quiet,
             probes=SimpleNamespace(ask=lambda *a: None), proposals=self.asked, timers=self.timers, pool=pool,

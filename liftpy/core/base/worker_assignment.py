@@ -22,24 +22,24 @@ MOST_WORKERS = 64
 
 @dataclass(frozen=True, slots=True)
 class WorkerShare:
-    """The partitions of one worker process: process ``number`` (from 0) of ``of`` processes. 0 of 1 hosts all partitions."""
+    """The partitions of one worker process: process ``number`` (from 0) of ``process_count`` processes. 0 of 1 hosts all partitions."""
 
     number: int = 0
-    of: int = 1
+    process_count: int = 1
 
     def __post_init__(self) -> None:
-        if not (1 <= self.of <= MOST_WORKERS and 0 <= self.number < self.of):
-            raise ValueError(f"invalid share {self.number} of {self.of} processes")
+        if not (1 <= self.process_count <= MOST_WORKERS and 0 <= self.number < self.process_count):
+            raise ValueError(f"invalid share {self.number} of {self.process_count} processes")
 
     def holds(self, stream: str, partition: int) -> bool:
-        return self.of == 1 or share_of(stream, partition, self.of) == self.number
+        return self.process_count == 1 or share_of(stream, partition, self.process_count) == self.number
 
     def holds_folder(self, name: str) -> bool:
         """Return whether the log directory ``<stream>-<uid>/<partition>`` belongs to this process.
 
         Directories with other names belong to process 0.
         """
-        if self.of == 1:
+        if self.process_count == 1:
             return True
         folder, _, number = name.rpartition("/")
         split = split_folder(folder)

@@ -128,35 +128,35 @@ class LogEnds:
     """Log ends (HW + 1) of the partitions that groups read, as far as they are known."""
 
     def __init__(self) -> None:
-        self._of: dict[PartitionKey, PartitionEnds] = {}
+        self._ends: dict[PartitionKey, PartitionEnds] = {}
         self._asked: dict[PartitionKey, int] = {}
         self._questions = 0
 
     def __len__(self) -> int:
-        return len(self._of)
+        return len(self._ends)
 
     def get(self, key: PartitionKey) -> PartitionEnds | None:
-        return self._of.get(key)
+        return self._ends.get(key)
 
     def set_bounds(self, key: PartitionKey, end: int, now_ns: int, start: int = 0) -> None:
         """Store the log end (HW + 1) of a partition, seen at ``now_ns``, and its log start.
 
         Partitions beyond ``MOST_PARTITIONS`` are ignored.
         """
-        known = self._of.get(key)
+        known = self._ends.get(key)
         if known is None:
-            if len(self._of) >= MOST_PARTITIONS:
+            if len(self._ends) >= MOST_PARTITIONS:
                 return
-            known = self._of[key] = PartitionEnds()
+            known = self._ends[key] = PartitionEnds()
         known.set_bounds(end, now_ns, start)
 
     def forget(self, key: PartitionKey) -> None:
-        self._of.pop(key, None)
+        self._ends.pop(key, None)
 
     def keep(self, read: Collection[PartitionKey]) -> None:
         """Forget all partitions that no group reads. ``read``: the partitions that groups still read."""
-        for key in [key for key in self._of if key not in read]:
-            del self._of[key]
+        for key in [key for key in self._ends if key not in read]:
+            del self._ends[key]
         for key in [key for key in self._asked if key not in read]:
             del self._asked[key]
 

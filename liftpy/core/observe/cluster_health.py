@@ -232,9 +232,9 @@ def _cluster(answers: list[NodeSummary]) -> Iterable[Reason]:
 
 
 def _nodes(summaries: Mapping[str, NodeSummary | None], answers: list[NodeSummary]) -> Iterable[Reason]:
-    of = states(summaries)
+    state_of = states(summaries)
     for word in (FENCED, "silent"):
-        if names := [node for node, state in of.items() if state == word]:
+        if names := [node for node, state in state_of.items() if state == word]:
             yield reason(word, who=_join_names(names))
     for word, nodes in (
         ("log-failed", [one.node for one in answers if one.failed]),
@@ -252,7 +252,7 @@ def _nodes(summaries: Mapping[str, NodeSummary | None], answers: list[NodeSummar
         yield reason("service-diverged", who=_join_names([one.node for one in differing]), why=why)
     yield from _lost_services("service-diverged", lost)
     yield from _lost_services("service-ended", [one for one in answers if one.services_ended > one.services_diverged])
-    versions = {one.version for one in answers if one.version and of.get(one.node) != DRAINED}
+    versions = {one.version for one in answers if one.version and state_of.get(one.node) != DRAINED}
     if len(versions) > 1:
         yield reason("versions-mixed", why=_join_names(list(versions)))
 

@@ -137,7 +137,7 @@ class ClusterMonitor:
         return sorted(newest.nodes if newest is not None else self._glances or fallback)
 
     def model(self) -> Model:
-        of, leader = states(self._glances), leader_of(self._glances)
+        state_of, leader = states(self._glances), leader_of(self._glances)
         newest = newest_summary(glance for glance in self._glances.values() if glance is not None and glance.is_controller)
         acks = self._sum_of("acks")
         return Model(
@@ -146,7 +146,7 @@ class ClusterMonitor:
             if self._is_nats_lost
             else check_cluster(self._glances),
             metadata_leader=leader,
-            rows=tuple(self._row(node, of[node], node == leader) for node in sorted(of)),
+            rows=tuple(self._row(node, state_of[node], node == leader) for node in sorted(state_of)),
             streams=newest.streams if newest is not None else None,
             **{f"{name}_s": self._sum(name) for name in RATES},
             ack_p50_s=percentile(acks, 0.5),

@@ -39,7 +39,7 @@ def test_worker_process_assignment_with_one_process_gives_all_partitions_to_the_
         assert [number for number in range(3) if WorkerShare(number, 3).holds_folder(name)] == [0]
 
 
-@pytest.mark.parametrize(("number", "of"), [(0, 0), (1, 1), (-1, 2), (0, MOST_WORKERS + 1)])
-def test_worker_process_assignment_with_an_invalid_process_number_is_rejected(number: int, of: int) -> None:
+@pytest.mark.parametrize(("number", "process_count"), [(0, 0), (1, 1), (-1, 2), (0, MOST_WORKERS + 1)])
+def test_worker_process_assignment_with_an_invalid_process_number_is_rejected(number: int, process_count: int) -> None:
     with pytest.raises(ValueError, match="share"):
-        WorkerShare(number, of)
+        WorkerShare(number, process_count)

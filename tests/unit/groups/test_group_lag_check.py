@@ -81,11 +81,11 @@ async def test_group_lag_check_requests_ends_only_of_partitions_without_local_re
     groups = {"g": a_group(5, 4)}
     await lags.measure(coordinators((groups, True)), TRANSPORT)
     assert elsewhere.asked == [a_key(1)]
-    assert lags.of["g"].records == 7
-    assert lags.of["g"].unknown == 1
+    assert lags.by_label["g"].records == 7
+    assert lags.by_label["g"].unknown == 1
     await lags.measure(coordinators((groups, True)), TRANSPORT)
-    assert (lags.of["g"].records, lags.of["g"].unknown) == (13, 0)
-    assert lags.of["g"].seconds > 0
+    assert (lags.by_label["g"].records, lags.by_label["g"].unknown) == (13, 0)
+    assert lags.by_label["g"].seconds > 0
 
 
 async def test_group_lag_check_of_a_coordinator_that_does_not_lead_sends_no_request_and_reports_nothing(
@@ -96,10 +96,10 @@ async def test_group_lag_check_of_a_coordinator_that_does_not_lead_sends_no_requ
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(module.clock, "now_ns", lambda: now[0])
         await lags.measure(coordinators(({"g": a_group(5, 4)}, False)), TRANSPORT)
-        assert (lags.of, elsewhere.asked) == ({}, [])
+        assert (lags.by_label, elsewhere.asked) == ({}, [])
         now[0] = 60 * 10**9
         await lags.measure(coordinators(({"g": a_group(5, 4)}, True)), None)
-    assert lags.of == {"g": GroupLag(7, 60.0, 1)}
+    assert lags.by_label == {"g": GroupLag(7, 60.0, 1)}
     assert elsewhere.asked == []
 
 
@@ -107,11 +107,11 @@ async def test_group_lag_check_reads_the_age_of_a_record_stored_before_the_first
     lags = GroupLags(lambda key: (0, 12), "ns")
     groups = {"g": a_group(5)}
     await lags.measure(coordinators((groups, True)), TRANSPORT)
-    assert lags.of["g"].seconds < 60
+    assert lags.by_label["g"].seconds < 60
     elsewhere.stored_ns = time.time_ns() - 3600 * 10**9
     for _ in range(2):
         await lags.measure(coordinators((groups, True)), TRANSPORT)
-    assert 3600 <= lags.of["g"].seconds < 3700
+    assert 3600 <= lags.by_label["g"].seconds < 3700
     assert elsewhere.read == [(a_key(0), 5), (a_key(0), 5)], "again after no answer, and not after one"
 
 
@@ -131,7 +131,7 @@ async def test_group_lag_check_without_an_answer_uses_the_last_known_partition_e
     elsewhere.ends = {0: UnavailableError("nobody"), 1: NotFoundError("gone")}
     for _ in range(2):
         await lags.measure(coordinators((groups, True)), TRANSPORT)
-    assert (lags.of["g"].records, lags.of["g"].unknown) == (5, 1)
+    assert (lags.by_label["g"].records, lags.by_label["g"].unknown) == (5, 1)
 
 
 async def test_group_lag_check_of_many_partitions_yields_to_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,14 +146,14 @@ async def test_group_lag_check_of_many_partitions_yields_to_the_event_loop(monke
     groups = {f"g{number}": a_group(*[8] * 64) for number in range(3)}
     await lags.measure(coordinators((groups, True)), None)
     assert pauses == [module.PAUSE_S] * 3
-    assert {name: lag.records for name, lag in lags.of.items()} == {"g0": 64, "(other)": 128}
+    assert {name: lag.records for name, lag in lags.by_label.items()} == {"g0": 64, "(other)": 128}
 
 
 async def test_group_lag_check_includes_a_bounded_number_of_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_PARTITIONS", 2)
     lags = GroupLags(lambda key: (0, 9), "ns")
     await lags.measure(coordinators(({"g": a_group(8, 8, 8)}, True)), None)
-    assert (lags.of["g"].records, lags.of["g"].unknown) == (2, 1)
+    assert (lags.by_label["g"].records, lags.by_label["g"].unknown) == (2, 1)
 
 
 async def test_group_lag_check_drops_deleted_groups_and_skips_cursors(elsewhere: Elsewhere) -> None:
@@ -161,11 +161,11 @@ async def test_group_lag_check_drops_deleted_groups_and_skips_cursors(elsewhere:
     groups = {"g": a_group(5, 4), "h": a_group(3), "c": a_group(3)}
     groups["c"].cursor = 7
     await lags.measure(coordinators((groups, True)), None)
-    assert set(lags.of) == {"g", "h"}
+    assert set(lags.by_label) == {"g", "h"}
     assert [row["lag_records"] for row in lags.history("g")] == [15]
     await lags.measure(coordinators(({"h": groups["h"]}, True)), None)
-    assert set(lags.of) == {"h"}, "an alert on a group ends with it"
+    assert set(lags.by_label) == {"h"}, "an alert on a group ends with it"
     assert lags.history("g") == []
     assert len(lags._ends) == 1, "or there is no room for what is read later"
     await lags.measure(coordinators(({"h": groups["h"]}, False)), None)
-    assert lags.of == {}, "another leads"
+    assert lags.by_label == {}, "another leads"

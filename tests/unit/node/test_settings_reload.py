@@ -144,7 +144,7 @@ async def test_settings_reload_applies_live_settings_and_lists_settings_that_nee
     )
     assert told.logs == [("debug", "json")]
     assert told.rates == [0]
-    assert told.labels.of("shop-1") == "shop-1"
+    assert told.labels.label_of("shop-1") == "shop-1"
     running = told.reloading.running
     assert (running.log_level, running.rack, running.data) == ("debug", "", Path("/x"))
     rows = {row["name"]: row for row in told.reloading.setting_rows()}

@@ -20,7 +20,7 @@ def walked(workers: Iterable[Any], labels: StreamLabels, now_ns: int) -> dict[st
     told = tuple(Counter[str]() for _ in range(4))
     slow, services = 0, set()
     for worker in workers:
-        label = labels.of(worker.key.stream)
+        label = labels.label_of(worker.key.stream)
         sums = by_label.setdefault(label, Counter(dict.fromkeys(NAMES, 0)))
         _add(sums, worker)
         role, state = worker.replica.role, worker.state

@@ -182,10 +182,10 @@ def test_metrics_of_selected_streams_have_own_series_and_other_streams_share_one
     }  # fmt: skip
     assert found["replica_lag_records", "shop-1"] == 24
     labels = StreamLabels(("*",))
-    given = [labels.of(f"s{number}") for number in range(MAX_LABELS + 2)]
+    given = [labels.label_of(f"s{number}") for number in range(MAX_LABELS + 2)]
     assert given[-3:] == [f"s{MAX_LABELS - 1}", OTHERS, OTHERS]
-    assert labels.of("s0") == "s0"
-    assert StreamLabels().of("s0") == ""
+    assert labels.label_of("s0") == "s0"
+    assert StreamLabels().label_of("s0") == ""
 
 
 def test_metrics_series_of_the_partitions_of_one_stream_are_bounded() -> None:

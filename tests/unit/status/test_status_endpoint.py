@@ -154,7 +154,7 @@ def test_status_report_names_only_controllers_of_the_metadata_group(
 
 
 def test_status_report_of_a_node_with_running_group_coordinators_has_their_groups_and_lags(tmp_path: Path) -> None:
-    lags = SimpleNamespace(of={"bills": 1}, by_group={"bills": 2})
+    lags = SimpleNamespace(by_label={"bills": 1}, by_group={"bills": 2})
     running = SimpleNamespace(
         report=lambda: [{"partition": 0}], group_rows=lambda: iter(["row"]), group_rows_of=lambda name: {name: 3}, lags=lags
     )

@@ -167,7 +167,7 @@ async def test_tracing_close_does_not_wait_for_a_hanging_collector(monkeypatch: 
 
 def test_tracing_that_is_disabled_creates_no_spans() -> None:
     tracing = Tracing(settings(), Counter())
-    assert tracing.of(KEY) is None
+    assert tracing.traces_of(KEY) is None
     tracing.start()
     tracing.trace_recovery(1.0, [], [])
     tracing.leads_group = True
@@ -191,7 +191,7 @@ async def test_tracing_enabled_or_disabled_on_a_running_node_applies_without_a_r
         nonlocal one
         if one is not None:
             one.end_all("switched")
-        one = tracing.of(KEY)
+        one = tracing.traces_of(KEY)
         looks.append(one is not None)
 
     tracing = Tracing(settings(rack="a"), counters, made)

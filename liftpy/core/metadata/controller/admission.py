@@ -114,18 +114,18 @@ class RequestRates:
 
     def __init__(self) -> None:
         self._in_all = TokenBucket(IN_ALL, ALL_AT_ONCE)
-        self._of: dict[str, TokenBucket] = {}
+        self._buckets: dict[str, TokenBucket] = {}
         """Principal -> allowance. '' is the key for requests without a principal. The most recently used entry is last."""
 
     def __len__(self) -> int:
-        return len(self._of)
+        return len(self._buckets)
 
     def wait_ms(self, principal: str, now_ns: int) -> int:
         """Take a token for a request of ``principal``. Return 0 if the request is allowed.
 
         Otherwise return the time until the next allowed request in milliseconds.
         """
-        own = touch_entry(self._of, principal, MAX_PRINCIPALS, lambda: TokenBucket(PER_PRINCIPAL, PRINCIPAL_AT_ONCE))
+        own = touch_entry(self._buckets, principal, MAX_PRINCIPALS, lambda: TokenBucket(PER_PRINCIPAL, PRINCIPAL_AT_ONCE))
         wait_ms = max(own.wait_ms(now_ns), self._in_all.wait_ms(now_ns))
         if not wait_ms:
             own.take(1, now_ns)
@@ -239,9 +239,9 @@ def _operator_rate(arrival: RequestContext) -> Rejection | None:
     wait_ms = arrival.limits.rates.wait_ms(arrival.sender, arrival.now_ns)
     if not wait_ms:
         return None
-    of = quote(arrival.sender) if arrival.sender else "all senders without a principal"
+    sender = quote(arrival.sender) if arrival.sender else "all senders without a principal"
     detail = (
-        f"The request is above the rate limit of {PER_PRINCIPAL} requests per second for {of}, or of {IN_ALL} for all senders. "
+        f"The request is above the rate limit of {PER_PRINCIPAL} requests per second for {sender}, or of {IN_ALL} for all senders. "
         f"Retry in {wait_ms} ms."
     )
     response = error_response(arrival.request, _ERROR.UNAVAILABLE, detail)

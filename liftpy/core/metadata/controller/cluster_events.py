@@ -183,20 +183,20 @@ class EventCauses:
     """
 
     def __init__(self) -> None:
-        self._of: dict[tuple[str, int], str] = {}
+        self._causes: dict[tuple[str, int], str] = {}
 
     def note(self, stream: str, partition: int, cause: str) -> None:
         """Store the cause of the next election of a partition."""
-        self._of.pop((stream, partition), None)
-        while len(self._of) >= MOST_EVENTS:
-            del self._of[next(iter(self._of))]
-        self._of[stream, partition] = cause
+        self._causes.pop((stream, partition), None)
+        while len(self._causes) >= MOST_EVENTS:
+            del self._causes[next(iter(self._causes))]
+        self._causes[stream, partition] = cause
 
-    def of(self, stream: str, partition: int) -> str:
-        return self._of.get((stream, partition), "")
+    def cause_of(self, stream: str, partition: int) -> str:
+        return self._causes.get((stream, partition), "")
 
     def forget(self, stream: str, partition: int) -> None:
-        self._of.pop((stream, partition), None)
+        self._causes.pop((stream, partition), None)
 
 
 def events_of(
@@ -359,7 +359,7 @@ def _record_events(
                 if old is not None:
                     where = {"stream": stream_name, "partition": partition.partition}
                     place = (stream_name, partition.partition)
-                    cause = named.get(place, whole) or causes.of(*place)
+                    cause = named.get(place, whole) or causes.cause_of(*place)
                     yield from ((kind, {**where, **values}) for kind, values in _partition(old, partition, cause))
                     if partition.status is PartitionStatus.ONLINE:
                         causes.forget(*place)

@@ -94,26 +94,26 @@ class ReportedLevels:
     """Feature levels that nodes have reported to the metadata leader. The leader forgets them when it loses the leadership."""
 
     def __init__(self) -> None:
-        self._of: dict[str, tuple[int, LevelRange]] = {}
+        self._reported: dict[str, tuple[int, LevelRange]] = {}
         """Node id -> (incarnation, range of levels), for registered nodes."""
 
     def clear(self) -> None:
-        self._of.clear()
+        self._reported.clear()
 
     def record_heartbeat(self, beat: pb.Heartbeat, image: ClusterImage) -> None:
         node = image.nodes.get(beat.nodeId)
         if node is not None and node.incarnation == beat.incarnation:
-            self._of[beat.nodeId] = (beat.incarnation, level_range_in(beat))
+            self._reported[beat.nodeId] = (beat.incarnation, level_range_in(beat))
 
-    def of(self, image: ClusterImage, node_id: str) -> LevelRange | None:
+    def levels_of(self, image: ClusterImage, node_id: str) -> LevelRange | None:
         """Return the feature levels that the running process of a node supports. None: not known, or the node does not run."""
-        incarnation, level_range = self._of.get(node_id, (0, None))
+        incarnation, level_range = self._reported.get(node_id, (0, None))
         node = image.nodes.get(node_id)
         return level_range if node is not None and node.incarnation == incarnation and not node.fenced else None
 
     def image_changed(self, image: ClusterImage) -> None:
-        if len(self._of) > len(image.nodes):
-            self._of = {node_id: entry for node_id, entry in self._of.items() if node_id in image.nodes}
+        if len(self._reported) > len(image.nodes):
+            self._reported = {node_id: entry for node_id, entry in self._reported.items() if node_id in image.nodes}
 
 
 def levels_answer(
@@ -162,7 +162,7 @@ def _reasons_against(
         return []
     reasons = []
     for node_id in sorted(image.nodes):
-        level_range = reported_levels.of(image, node_id)
+        level_range = reported_levels.levels_of(image, node_id)
         if level_range is None:
             reasons.append(f"node {node_id} does not run, or was not heard yet: start it, or remove it")
         elif level not in level_range:
@@ -184,7 +184,7 @@ def _reasons_against(
 def _dry_run_answer(image: ClusterImage, reported_levels: ReportedLevels, reasons: list[str]) -> pb.ControlResponse:
     levels = pb.FeatureLevels(level=image.feature_level, reasons=reasons)
     for node_id in sorted(image.nodes):
-        level_range = reported_levels.of(image, node_id)
+        level_range = reported_levels.levels_of(image, node_id)
         row = levels.nodes.add(nodeId=node_id, version=image.nodes[node_id].version)
         if level_range is not None:
             level_range.write_to(row)

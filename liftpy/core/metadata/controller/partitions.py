@@ -190,10 +190,12 @@ def truncate_before(builder: RecordBuilder, request: pb.TruncateBefore) -> Decis
 
 
 def _find_by_uid(builder: RecordBuilder, request: pb.TruncateBefore | pb.PurgeRecords) -> tuple[StreamImage, PartitionState]:
-    of = f"of the id {request.uid!r}"
+    ending = f"of the id {request.uid!r}"
     if not request.uid:
-        raise RejectedError(pb.ControlResponse.NOT_FOUND, f"there is no partition {request.stream}/{request.partition} {of}")
-    return builder.find_partition(request, of)
+        raise RejectedError(
+            pb.ControlResponse.NOT_FOUND, f"there is no partition {request.stream}/{request.partition} {ending}"
+        )
+    return builder.find_partition(request, ending)
 
 
 def purge_records(builder: RecordBuilder, request: pb.PurgeRecords) -> Decision:

@@ -162,16 +162,16 @@ class RecordBuilder:
             raise RejectedError(pb.ControlResponse.NOT_FOUND, detail)
         return held
 
-    def find_partition(self, request: Any, of: str = "") -> tuple[StreamImage, PartitionState]:
+    def find_partition(self, request: Any, ending: str = "") -> tuple[StreamImage, PartitionState]:
         """Return the partition that the fields stream, uid and partition of ``request`` name, with its stream.
 
-        ``of``: end of the rejection's text, '' for the usual one.
+        ``ending``: end of the rejection's text, '' for the usual one.
         """
         found = self.image.find(request.stream, request.uid, request.partition)
         if found is None:
-            of = of or f"of stream {request.uid or 'of that name'}"
+            ending = ending or f"of stream {request.uid or 'of that name'}"
             raise RejectedError(
-                pb.ControlResponse.NOT_FOUND, f"there is no partition {request.stream}/{request.partition} {of}"
+                pb.ControlResponse.NOT_FOUND, f"there is no partition {request.stream}/{request.partition} {ending}"
             )
         return found
 

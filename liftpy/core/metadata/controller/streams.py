@@ -199,9 +199,11 @@ def _check_overlap(image: ClusterImage, answering: SubjectIndex, subject: str, c
     name = answering.overlapping(subject, count)
     if name:
         other = image.streams[name]
-        of = f"{other.subject!r} ({other.partition_count} partitions)" if other.partition_count > 1 else f"{other.subject!r}"
+        overlap = (
+            f"{other.subject!r} ({other.partition_count} partitions)" if other.partition_count > 1 else f"{other.subject!r}"
+        )
         raise ConfigError(
-            f"{OVERLAP} (err_code {OVERLAP_ERR_CODE}): {subject!r} with {of} of {name!r}; "
+            f"{OVERLAP} (err_code {OVERLAP_ERR_CODE}): {subject!r} with {overlap} of {name!r}; "
             "choose another subject, or the ack policy none, with which a stream answers nobody"
         )
 
@@ -557,7 +559,7 @@ class UnplacedStreams:
         before, self._image = self._image, image
         if not image.waiting:
             self._next_check_ns = None
-        elif any(getattr(before, of) is not getattr(image, of) for of in ("nodes", "waiting", "replica_counts")):
+        elif any(getattr(before, field) is not getattr(image, field) for field in ("nodes", "waiting", "replica_counts")):
             self._next_check_ns = self._earliest_ns
 
     def take_due(self, now_ns: int) -> list[pb.PlaceStream]:

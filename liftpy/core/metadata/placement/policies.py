@@ -273,8 +273,8 @@ class _Ranking:
             begin = end
 
     def _hashes(self, partition: int) -> npt.NDArray[np.uint64]:
-        of = f"{self._stream}/{partition}".encode()
-        digests = b"".join([blake2b(of + name, digest_size=8).digest() for name in self._names])
+        partition_name = f"{self._stream}/{partition}".encode()
+        digests = b"".join([blake2b(partition_name + name, digest_size=8).digest() for name in self._names])
         return np.frombuffer(digests, ">u8").astype(np.uint64)
 
 
