@@ -231,7 +231,7 @@ def recover(
         segments, rewritten_bytes = prove(storage, segments, checkpoint, names, flush_failed=bool(flush_failed))
     for segment in segments[:-1]:
         if not segment.sealed:
-            seal(storage, segment)
+            seal_segment(storage, segment)
     log_end_offset = segments[-1].next_offset if segments else log_start_offset
     ends_early = clean and not damage and log_end_offset < clean_end_offset
     if ends_early:
@@ -535,7 +535,7 @@ def prove(
     return proved, sum(s.size_bytes for s in segments) - sum(positions)
 
 
-def seal(storage: Storage, segment: Segment) -> None:
+def seal_segment(storage: Storage, segment: Segment) -> None:
     """Write the index file of a segment that is durable. If the disk is full, write nothing, because the index can be rebuilt."""
     with suppress(NoSpaceError):
         storage.replace(index_name(segment.base_offset), encode_index(segment.summary()))
@@ -604,7 +604,7 @@ def _split(storage: Storage, segment: Segment, position: int) -> list[Segment]:
             f"{log_name(base_offset)}: the records cannot be read after the write: {contents.fault}. Check the disk."
         )
     head = _head_of(segment, file, position, tail)
-    seal(storage, head)
+    seal_segment(storage, head)
     return [head, tail]
 
 
