@@ -32,7 +32,7 @@ from liftpy.client.in_flight import LONGEST_WAIT_S, PROBE_S, PROBING_S
 from liftpy.core.observe.trace_context import first_marked
 from liftpy.core.publish.digest import RollingDigest
 from liftpy.core.publish.producer_state import after, distance
-from liftpy.core.wire.batch import body_of, build_batch, parse_batch, seal, with_producer_epoch
+from liftpy.core.wire.batch import Body, add_header, body_of, encode_body, parse_batch, with_producer_epoch
 from liftpy.core.wire.batch_columns import ColumnSet
 from liftpy.core.wire.headers import Pairs
 
@@ -275,10 +275,7 @@ class PartitionQueue:
         ticket, count = self._new_ticket(), len(columns.values.ends)
         if self.on_begin is not None and (marks := self.on_begin(ticket, ())):
             columns = first_marked(columns, marks)
-        encoded = seal(
-            body_of(columns), producer_id=self.producer_id, producer_epoch=self.epoch, base_sequence=self.next_sequence
-        )
-        self._enclose(encoded, count, ticket, size_bytes, position, columns)
+        self._enclose(self._encode(body_of(columns)), count, ticket, size_bytes, position, columns)
         return ticket
 
     def _whole_end(self, positions: Sequence[int], start: int, end: int) -> int:
@@ -313,16 +310,17 @@ class PartitionQueue:
     def _close(self) -> None:
         filling, self._open = self._open, _FillingBatch(ticket=self._new_ticket())
         count = len(filling.values)
-        encoded = build_batch(
+        body = encode_body(
             filling.values,
             keys=filling.keys if filling.has_keys else None,
             headers=filling.headers if filling.has_headers else None,
-            producer_id=self.producer_id,
-            producer_epoch=self.epoch,
-            base_sequence=self.next_sequence,
         )
+        encoded = self._encode(body)
         columns = parse_batch(encoded, verify=False).columns
         self._enclose(encoded, count, filling.ticket, filling.size_bytes, filling.position, columns)
+
+    def _encode(self, body: Body) -> bytes:
+        return add_header(body, producer_id=self.producer_id, producer_epoch=self.epoch, base_sequence=self.next_sequence)
 
     def _enclose(self, encoded: bytes, count: int, ticket: Any, size_bytes: int, position: int, columns: ColumnSet) -> None:
         batch = ProducerBatch(

@@ -32,7 +32,7 @@ from liftpy.core.services.outbox import (
 from liftpy.core.services.service import DivergedError
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
-from liftpy.core.wire.batch import Record, build_batch
+from liftpy.core.wire.batch import Record, add_header, encode_body
 from liftpy.core.wire.headers import Pairs
 from liftpy.core.wire.subjects import data_subject, has_wildcards
 from liftpy.errors import ConfigError, LiftError, NotFoundError, OffsetOutOfRangeError, UnavailableError
@@ -81,7 +81,7 @@ def frame_of(to: Destination, expected_offset: int, rows: Sequence[Row]) -> byte
         ackPolicy=client_pb2.ALL,
     )
     values, keys, headers = zip(*rows, strict=True)
-    return frames.batch_publish(head, build_batch(values, keys=keys, headers=headers))
+    return frames.batch_publish(head, add_header(encode_body(values, keys=keys, headers=headers)))
 
 
 def message_that_fits(to: Destination, expected_offset: int, rows: Sequence[Row], max_payload: int) -> tuple[bytes, int]:

@@ -16,8 +16,7 @@ from liftpy.core.publish.message_decoder import MessageDecoder, body_after
 from liftpy.core.services.sessions import ReplicaView, SendToService, ServiceSessions
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import client_pb2, raft_pb2, service_pb2
-from liftpy.core.wire.batch import HEADER_SIZE_BYTES, build_batch, parse_batch, split_batches
-from liftpy.core.wire.batch import seal as seal_batch
+from liftpy.core.wire.batch import HEADER_SIZE_BYTES, add_header, parse_batch, split_batches
 from liftpy.core.wire.chunking import Piece
 from liftpy.core.wire.frames import address
 from liftpy.core.wire.headers import parse_headers
@@ -27,6 +26,7 @@ from liftpy.errors import ProtocolError, StorageError
 from sidecar.quorum import codec as raft_codec
 from sidecar.quorum.codec import seal, unseal
 from sidecar.quorum.peer_sessions import TERM_REACH, PeerSessions
+from tests.batches import build_batch
 from tests.fuzz import meanings
 from tests.fuzz.decoder import NAMES, Decoder, mended, messages
 from tests.fuzz.mutate import spoiled
@@ -180,7 +180,7 @@ def _published(data: bytes) -> Any:
         if not found.unfit:
             raise ProtocolError("stored as plain bytes: another kind of frame")
         raise ProtocolError(str(found.unfit[0]))
-    sealed = parse_batch(seal_batch(found.batch.body, base_offset=7, leader_epoch=2, timestamp_ns=3))
+    sealed = parse_batch(add_header(found.batch.body, base_offset=7, leader_epoch=2, timestamp_ns=3))
     records = list(sealed.records())
     assert [record.offset for record in records] == list(range(7, 7 + found.batch.body.record_count))
     assert {record.subject for record in records} == {"data.orders"}
@@ -194,7 +194,7 @@ def _published(data: bytes) -> Any:
     if found.claim is not None:
         assert found.claim.record_count == len(records)
         later = body_after(found.batch, len(records) // 2, "data.orders", Codec.NONE) if len(records) > 1 else None
-        kept = [] if later is None else [(r.value, r.key, r.headers) for r in parse_batch(seal_batch(later)).records()]
+        kept = [] if later is None else [(r.value, r.key, r.headers) for r in parse_batch(add_header(later)).records()]
         assert kept == [(r.value, r.key, r.headers) for r in records[len(records) // 2 :] if later is not None]
     return records
 

@@ -23,7 +23,7 @@ from liftpy.core.observe.node_events import NodeEvents
 from liftpy.core.observe.trace_context import parse_traceparent
 from liftpy.core.observe.tracing import traced_in
 from liftpy.core.wire._pb.cluster_pb2 import PlacementPlan, PlannedNode
-from liftpy.core.wire.batch import build_batch, parse_batch
+from liftpy.core.wire.batch import parse_batch
 from liftpy.core.wire.frames import decode_presence, encode_presence
 from liftpy.errors import ConfigError
 from liftpy.spark.offsets import StreamOffsets, parse_spec, parse_times
@@ -36,6 +36,7 @@ from sidecar.status import answers
 from sidecar.status import pages as page_site
 from sidecar.status import status_api as status_desk
 from sidecar.transport import ingest_connection
+from tests.batches import build_batch
 from tests.fuzz import meanings
 from tests.fuzz.decoder import Decoder, damaged_json
 from tests.fuzz.mutate import bytes_of

@@ -16,7 +16,7 @@ pytest.importorskip("pyspark")
 pytest.importorskip("deltalake")
 
 from liftpy.client.client import connect
-from liftpy.core.wire.batch import build_batch, build_filler, parse_batch
+from liftpy.core.wire.batch import build_filler, parse_batch
 from liftpy.errors import DataLossError, FencedError, LiftError
 from liftpy.spark.failures import SourceError
 from liftpy.spark.pipelines.archive import Archived, ArchivePlan, archive, archived, outlook, whole
@@ -25,6 +25,7 @@ from liftpy.spark.pipelines.replay import ReplayPlan, replay
 from liftpy.spark.pipelines.tables import table_at
 from sidecar.dev.cluster import DevCluster
 from sidecar.dev.nats_server import NatsServer
+from tests.batches import build_batch
 from tests.fake_node import FakeNode, FakePartition, fake_node_in_thread
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]

@@ -18,12 +18,12 @@ import pytest
 pytest.importorskip("pyspark")
 
 from liftpy.client.client import connect
-from liftpy.core.wire.batch import build_batch
 from liftpy.spark.lag import lag
 from liftpy.spark.range_reader import FILES, counts
 from liftpy.spark.source import LiftDataSource
 from sidecar.dev.cluster import DevCluster
 from sidecar.dev.nats_server import NatsServer
+from tests.batches import build_batch
 from tests.fake_node import FakeNode, FakePartition, fake_node_in_thread
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]

@@ -143,7 +143,7 @@ class ReplicationBench:
         effect = do.AppendBatch(
             token=event.token, base_offset=self.log.log_end_offset, leader_epoch=EPOCH, timestamp_ns=event.received_wall_ns
         )
-        batch = self.ingest.seal(effect)
+        batch = self.ingest.encode_batch(effect)
         self.log.append(batch)
         self.ingest.appended(effect, batch)
 

@@ -17,8 +17,8 @@ import pytest
 from liftpy.config import AckPolicy
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import client_pb2, replication_pb2
-from liftpy.core.wire.batch import build_batch
 from liftpy.core.wire.envelope import FastEnvelope
+from tests.batches import build_batch
 from tests.scripts.replication_bench import SUBJECT, ReplicationBench
 
 MESSAGE = frames.encode(client_pb2.Message(value=b"in an envelope", key=b"k"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from liftpy.core.wire.batch import build_batch
+from tests.batches import build_batch
 from tests.system.faults.check import check
 from tests.system.faults.load import Acked, payload
 from tests.system.faults.rounds import percentiles

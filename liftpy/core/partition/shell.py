@@ -151,7 +151,7 @@ class PartitionShell(ABC):
 
         Return the bytes of the batch. b"": the log has failed.
         """
-        batch = self.ingest.seal(effect)
+        batch = self.ingest.encode_batch(effect)
         try:
             self.log.append(batch, self.append_time_ns())
         except StorageError as error:

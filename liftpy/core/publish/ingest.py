@@ -60,7 +60,7 @@ from liftpy.core.replication.effects import AppendBatch, RejectReason
 from liftpy.core.replication.events import DuplicateReceived, PublishesReceived
 from liftpy.core.replication.replica import Replica
 from liftpy.core.wire._pb import client_pb2
-from liftpy.core.wire.batch import MAX_BATCH_BYTES, BatchTooLargeError, Body, encode_body, seal
+from liftpy.core.wire.batch import MAX_BATCH_BYTES, BatchTooLargeError, Body, add_header, encode_body
 from liftpy.core.wire.envelope import MAGIC
 
 IDS_LOST = "message_ids_lost"
@@ -168,7 +168,7 @@ class Ingest:
     """Combines the publishes of one partition into batches, and passes them to the replica.
 
     ``reader``: decodes the messages on its subject. ``feed``: passes PublishesReceived to ``replica``. The replica answers each
-    with an effect that calls ``seal``, ``reject`` or ``drop``. ``memory``: memory limit and time limit of the node.
+    with an effect that calls ``encode_batch``, ``reject`` or ``drop``. ``memory``: memory limit and time limit of the node.
     ``on_leave``: called when this leader has unsubscribed, because publishes no longer reach it and standby followers receive
     them. The leadership must then be transferred.
     """
@@ -900,13 +900,13 @@ class Ingest:
         if unfit.reason is RejectReason.WRONG_STREAM or self._may_refuse():
             self._acks.reject(publishers, unfit)
 
-    def seal(self, effect: AppendBatch) -> bytes:
+    def encode_batch(self, effect: AppendBatch) -> bytes:
         """Return the record batch of the publishes under ``effect.token``. The caller appends it, then calls ``appended`` or
         ``reject``.
         """
         in_hand = self._tokens[effect.token]
         by = in_hand.numbering or _NOBODY
-        return seal(
+        return add_header(
             in_hand.body,
             base_offset=effect.base_offset,
             leader_epoch=effect.leader_epoch,

@@ -1,6 +1,6 @@
 """Decodes NATS messages into the columns of a record batch: plain bytes, headers, and the enveloped ``Message``.
 
-``liftpy.core.wire.batch.build_batch`` takes the columns. Consecutive plain messages are processed without a Python loop
+``liftpy.core.wire.batch.encode_body`` takes the columns. Consecutive plain messages are processed without a Python loop
 per record. A message that looks like an envelope but cannot be decoded is stored as plain bytes [A6].
 
 A record batch that a publisher built (BatchPublish) is validated before it is stored, because readers trust the batches

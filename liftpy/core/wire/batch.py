@@ -338,7 +338,7 @@ class RecordBatch:
 
 
 class Body(NamedTuple):
-    """Records of a batch, laid out and compressed, without the header. ``seal`` adds the header with the leader's fields."""
+    """Records of a batch, laid out and compressed, without the header. ``add_header`` adds it with the leader's fields."""
 
     pieces: tuple[bytes, ...]
     codec: Codec
@@ -348,7 +348,7 @@ class Body(NamedTuple):
     """Size before compression, in bytes."""
     last_offset_delta: int
     size_bytes: int
-    """Size of the sealed batch with its header, in bytes."""
+    """Size of the batch with its header, in bytes."""
 
 
 def encode_body(
@@ -401,7 +401,7 @@ def sized_body(pieces: list[bytes], present: Columns, count: int, codec: Codec, 
     return Body(tuple(pieces), codec, present, count, body_size_bytes, last_delta, size_bytes)
 
 
-def seal(
+def add_header(
     body: Body,
     *,
     base_offset: int = 0,
@@ -436,46 +436,17 @@ def seal(
     return b"".join((_CRC.pack(crc), head, *body.pieces))
 
 
-def build_batch(
-    values: Sequence[bytes | None],
-    *,
-    base_offset: int = 0,
-    leader_epoch: int = 0,
-    timestamp_ns: int = 0,
-    keys: Sequence[bytes | None] | None = None,
-    headers: Sequence[Headers | None] | None = None,
-    subjects: Sequence[str] | None = None,
-    replies: Sequence[str | None] | None = None,
-    timestamps_ns: Sequence[int] | None = None,
-    offset_deltas: Sequence[int] | None = None,
-    codec: Codec = Codec.NONE,
-    producer_id: int = 0,
-    producer_epoch: int = 0,
-    base_sequence: int = 0,
-    control: bool = False,
-    note: bytes = b"",
-) -> bytes:
-    """Build a complete batch: ``encode_body``, then ``seal``. The arguments and errors are those of these functions."""
-    body = encode_body(
-        values,
-        keys=keys,
-        headers=headers,
-        subjects=subjects,
-        replies=replies,
-        timestamps_ns=timestamps_ns,
-        offset_deltas=offset_deltas,
-        codec=codec,
-        note=note,
-    )
-    return seal(
+def replace_body(header: BatchHeader, body: Body) -> bytes:
+    """Return a batch of ``body`` with the offset, epoch, time, producer and kind of ``header``."""
+    return add_header(
         body,
-        base_offset=base_offset,
-        leader_epoch=leader_epoch,
-        timestamp_ns=timestamp_ns,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        base_sequence=base_sequence,
-        control=control,
+        base_offset=header.base_offset,
+        leader_epoch=header.leader_epoch,
+        timestamp_ns=header.timestamp_ns,
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        base_sequence=header.base_sequence,
+        control=header.control,
     )
 
 
@@ -499,16 +470,7 @@ def build_remains(batch: RecordBatch) -> bytes:
     header = batch.header
     delta, note = header.last_offset_delta, batch.columns.note
     body = encode_body([None], offset_deltas=[delta] if delta else None, note=b"" if note is None else bytes(note))
-    return seal(
-        body,
-        base_offset=header.base_offset,
-        leader_epoch=header.leader_epoch,
-        timestamp_ns=header.timestamp_ns,
-        producer_id=header.producer_id,
-        producer_epoch=header.producer_epoch,
-        base_sequence=header.base_sequence,
-        control=True,
-    )
+    return replace_body(header._replace(control=True), body)
 
 
 def reach(batch: bytes | memoryview, next_offset: int) -> bytes:

@@ -16,7 +16,7 @@ import numpy as np
 
 from liftpy.config import Codec
 from liftpy.core.base.ids import check_subject, quote
-from liftpy.core.wire.batch import BatchTooLargeError, RecordBatch, reach, seal, sized_body
+from liftpy.core.wire.batch import BatchTooLargeError, RecordBatch, reach, replace_body, sized_body
 from liftpy.core.wire.batch_columns import (
     BytesColumn,
     Columns,
@@ -182,17 +182,7 @@ def keep_records(batch: RecordBatch, mask: Mask) -> bytes:
     if columns.note is not None:
         pieces += note_column(bytes(columns.note))
     body = sized_body(pieces, present, len(deltas), header.codec, int(deltas[-1]))
-    sealed = seal(
-        body,
-        base_offset=header.base_offset,
-        leader_epoch=header.leader_epoch,
-        timestamp_ns=header.timestamp_ns,
-        producer_id=header.producer_id,
-        producer_epoch=header.producer_epoch,
-        base_sequence=header.base_sequence,
-        control=header.control,
-    )
-    return reach(sealed, header.next_offset)
+    return reach(replace_body(header, body), header.next_offset)
 
 
 def pick_entries(column: BytesColumn, mask: Mask) -> BytesColumn:
@@ -264,16 +254,7 @@ def narrow(batch: RecordBatch, left_out: int) -> memoryview:
         body = sized_body(pieces, present, batch.record_count, Codec.NONE, header.last_offset_delta)
     except BatchTooLargeError:
         return batch.view
-    sealed = seal(
-        body,
-        base_offset=header.base_offset,
-        leader_epoch=header.leader_epoch,
-        timestamp_ns=header.timestamp_ns,
-        producer_id=header.producer_id,
-        producer_epoch=header.producer_epoch,
-        base_sequence=header.base_sequence,
-    )
-    return memoryview(sealed)
+    return memoryview(replace_body(header, body))
 
 
 def _all_null(count: int) -> BytesColumn:

@@ -15,8 +15,9 @@ from liftpy.core.backup.pieces import extend_chain, reusable_pieces
 from liftpy.core.base.partition import PartitionState, Purge
 from liftpy.core.metadata.codec import encode_snapshot
 from liftpy.core.metadata.image import StreamImage
-from liftpy.core.wire.batch import RecordBatch, build_batch, split_batches
+from liftpy.core.wire.batch import RecordBatch, split_batches
 from sidecar.backup.store import Store
+from tests.batches import build_batch
 from tests.born import born_image
 
 FIRST, SECOND, THIRD = "20261101T000000Z-0000000a", "20261102T000000Z-0000000b", "20261103T000000Z-0000000c"

@@ -25,7 +25,7 @@ from liftpy.core.backup.pieces import without_purged
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.partition import Purge
 from liftpy.core.log.log import Log
-from liftpy.core.wire.batch import build_batch, split_batches
+from liftpy.core.wire.batch import split_batches
 from liftpy.errors import ConfigError, CorruptionError, NotFoundError, StorageError, UnavailableError
 from sidecar.backup import create
 from sidecar.backup import store as store_module
@@ -33,6 +33,7 @@ from sidecar.backup.inspect import list_backups, prune_backups, read_image
 from sidecar.backup.staging import NOWHERE, stage
 from sidecar.backup.store import Store
 from sidecar.disk.files import DirectoryStorage, sync_folder
+from tests.batches import build_batch
 from tests.unit.backup.one_partition import Cluster
 from tests.unit.backup.stored import FIRST, SECOND, THIRD, UID, put_backup, two_backups
 

@@ -18,7 +18,7 @@ from liftpy.core.log.inspect import inspect
 from liftpy.core.log.log import Log
 from liftpy.core.publish.dedup_window import RecentIds
 from liftpy.core.publish.producer_state import Producers
-from liftpy.core.wire.batch import RecordBatch, build_batch, build_filler, parse_batch, split_batches
+from liftpy.core.wire.batch import RecordBatch, build_filler, parse_batch, split_batches
 from liftpy.errors import ConfigError, CorruptionError
 from liftpy.testing.memory import memory_cluster
 from sidecar.backup.create import BackupOptions, take_backup
@@ -28,6 +28,7 @@ from sidecar.backup.staging import NOWHERE, LogDigest, RestorePoint, StagedLog, 
 from sidecar.backup.store import Store
 from sidecar.cli.backup import until_of
 from sidecar.disk.files import DirectoryStorage
+from tests.batches import build_batch
 from tests.unit.backup.stored import THIRD, copied, log_of, seal_manifest, two_backups
 
 SMALL = StreamConfig(segment_bytes=4096)

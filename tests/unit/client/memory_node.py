@@ -15,8 +15,9 @@ from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.partition.reads import Chunks, Reads
 from liftpy.core.replication.log_offsets import OffsetCheck, OffsetCheckResult
-from liftpy.core.wire.batch import Record, build_batch, split_batches
+from liftpy.core.wire.batch import Record, split_batches
 from liftpy.core.wire.subjects import Subjects
+from tests.batches import build_batch
 
 BEGAN = datetime(2026, 3, 1, tzinfo=UTC)
 

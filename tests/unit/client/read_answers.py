@@ -5,7 +5,7 @@ from __future__ import annotations
 from liftpy.client.batch_view import BatchSlice
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
-from liftpy.core.wire.batch import build_batch
+from tests.batches import build_batch
 
 
 def batch(base: int, count: int, *, epoch: int = 1, **more: object) -> bytes:

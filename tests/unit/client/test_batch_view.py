@@ -9,7 +9,8 @@ import pytest
 
 from liftpy.client.batch_view import BatchSlice, one_by_one
 from liftpy.config import Codec
-from liftpy.core.wire.batch import RecordBatch, build_batch, parse_batch
+from liftpy.core.wire.batch import RecordBatch, parse_batch
+from tests.batches import build_batch
 
 BASE, COUNT = 100, 5
 TIME_NS = 1_000

@@ -19,7 +19,7 @@ from liftpy.client.progress import ReadProgress
 from liftpy.config import Codec
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
-from liftpy.core.wire.batch import build_batch, parse_batch
+from liftpy.core.wire.batch import parse_batch
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import (
     ClientClosedError,
@@ -28,6 +28,7 @@ from liftpy.errors import (
     UnavailableError,
 )
 from liftpy.nats.transport import Transport
+from tests.batches import build_batch
 
 _Error = client_pb2.ReadResponse.Error
 _numbers = count()

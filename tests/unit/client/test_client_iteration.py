@@ -13,8 +13,9 @@ from liftpy.client.consumer import Consumer, PartitionReader, ReadOptions, read_
 from liftpy.client.iteration import Iteration
 from liftpy.client.positions import Bounds
 from liftpy.client.progress import ReadProgress
-from liftpy.core.wire.batch import RecordBatch, build_batch, parse_batch
+from liftpy.core.wire.batch import RecordBatch, parse_batch
 from liftpy.errors import ClientClosedError, ConfigError, LiftError, UnavailableError
+from tests.batches import build_batch
 from tests.each import each
 
 RECORDS, PER_BATCH, PER_ANSWER = 18, 2, 2

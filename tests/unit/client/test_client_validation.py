@@ -27,13 +27,14 @@ from liftpy.client import (
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.positions import parse_start, parse_until
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.wire.batch import build_batch, parse_batch
+from liftpy.core.wire.batch import parse_batch
 from liftpy.errors import (
     ConfigError,
     InvalidNameError,
     NotFoundError,
 )
 from liftpy.testing.memory import memory_cluster
+from tests.batches import build_batch
 from tests.each import each
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)

@@ -17,9 +17,10 @@ from liftpy.core.log import range_reads
 from liftpy.core.partition.reads import Chunks
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
-from liftpy.core.wire.batch import Record, build_batch
+from liftpy.core.wire.batch import Record
 from liftpy.core.wire.filters import Filter
 from liftpy.errors import ConfigError, NotFoundError, OffsetOutOfRangeError, ProtocolError
+from tests.batches import build_batch
 from tests.unit.client.memory_node import BEGAN, Node, consumer, offsets
 
 batches = st.lists(

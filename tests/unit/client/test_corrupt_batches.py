@@ -9,8 +9,9 @@ import pytest
 
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.iteration import Iteration, ReadAhead
-from liftpy.core.wire.batch import build_batch, parse_batch
+from liftpy.core.wire.batch import parse_batch
 from liftpy.errors import CorruptionError, LiftError, UnavailableError
+from tests.batches import build_batch
 
 
 async def test_consumer_returns_records_before_a_corrupt_batch_and_raises_until_the_batch_decodes() -> None:

@@ -13,7 +13,8 @@ from liftpy.client.progress import MAX_DECOMPRESSED_BYTES, ReadProgress
 from liftpy.config import Codec
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
-from liftpy.core.wire.batch import build_batch, parse_batch, parse_header
+from liftpy.core.wire.batch import parse_batch, parse_header
+from tests.batches import build_batch
 
 MIB = 1 << 20
 BATCHES = 200

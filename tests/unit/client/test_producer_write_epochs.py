@@ -13,9 +13,10 @@ from liftpy.client.encode_publish import Address
 from liftpy.client.partition_sender import ProducerOptions
 from liftpy.client.producer import Producer
 from liftpy.client.write_epoch import PlanChangedError, Repeat, Round, offset_in, partitions_in
-from liftpy.core.wire.batch import ByteArray, HeaderArray, RecordColumns, body_of, build_batch, seal
+from liftpy.core.wire.batch import ByteArray, HeaderArray, RecordColumns, add_header, body_of
 from liftpy.core.wire.producer_note import SourcePosition
 from liftpy.errors import ConfigError, LiftError, PublishRejectedError
+from tests.batches import build_batch
 from tests.unit.client.producer_wire import PATIENT, Wire, a_producer
 
 
@@ -59,7 +60,7 @@ def test_record_columns_build_the_same_batch_as_single_records() -> None:
     for start in range(4):
         for end in range(start + 1, 5):
             wanted = build_batch(values[start:end], keys=keys[start:end], headers=pairs[start:end], producer_id=7)
-            assert seal(body_of(made.cut(start, end)), producer_id=7) == wanted
+            assert add_header(body_of(made.cut(start, end)), producer_id=7) == wanted
     assert made.sizes(16).tolist() == [16 + 3 + 2 * 16 + 3, 16 + 1, 16 + 16 + 2, 16 + 4]
     with pytest.raises(ConfigError, match="entries for 4 values"):
         RecordColumns(ByteArray.of(values), ByteArray.of(keys[:3]))

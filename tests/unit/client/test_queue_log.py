@@ -11,8 +11,9 @@ from liftpy.client.positions import Bounds
 from liftpy.client.progress import RangeFacts, ReadProgress
 from liftpy.client.queue_log import QueueLog
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.wire.batch import build_batch, parse_batch
+from liftpy.core.wire.batch import parse_batch
 from liftpy.errors import OffsetOutOfRangeError
+from tests.batches import build_batch
 
 
 class Reader:

@@ -11,8 +11,9 @@ from liftpy.client.batch_view import BatchSlice
 from liftpy.client.positions import Bounds
 from liftpy.client.progress import NotServedError, ReadProgress
 from liftpy.core.wire._pb import client_pb2
-from liftpy.core.wire.batch import build_batch, parse_batch
+from liftpy.core.wire.batch import parse_batch
 from liftpy.errors import ConfigError, CorruptionError, LogTruncatedError, NotFoundError, OffsetOutOfRangeError, ProtocolError
+from tests.batches import build_batch
 from tests.each import each
 from tests.unit.client.read_answers import answer, batch, offsets
 

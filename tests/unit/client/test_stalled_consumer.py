@@ -17,7 +17,8 @@ from liftpy.client.progress import ReadProgress
 from liftpy.config import Codec
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
-from liftpy.core.wire.batch import RecordBatch, build_batch, parse_header
+from liftpy.core.wire.batch import RecordBatch, parse_header
+from tests.batches import build_batch
 
 MIB = 1 << 20
 RECORDS, PER_BATCH = 400, 2

@@ -17,10 +17,11 @@ from liftpy.client.positions import Position
 from liftpy.client.retrying import retry_attempts
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
-from liftpy.core.wire.batch import build_batch, parse_batch
+from liftpy.core.wire.batch import parse_batch
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError, LiftError, LogTruncatedError, OffsetOutOfRangeError, UnavailableError
 from liftpy.nats.transport import RequestTimeoutError
+from tests.batches import build_batch
 
 _Error = client_pb2.ReadResponse.Error
 _Isolation = client_pb2.ReadRequest.Isolation

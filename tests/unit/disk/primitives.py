@@ -17,13 +17,14 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.log.log import Log
 from liftpy.core.metadata.node_identity import DirectoryIdentity
 from liftpy.core.services.snapshot import Identity, Snapshot
-from liftpy.core.wire.batch import build_batch, parse_batch, split_batches
+from liftpy.core.wire.batch import parse_batch, split_batches
 from liftpy.errors import LiftError
 from liftpy.service.snapshots import SnapshotStore
 from sidecar.disk.data_folder import DataDirectory, NodeIdentity
 from sidecar.disk.files import DirectoryCreator, DirectoryStorage, make_folder, replace_file
 from sidecar.quorum.journal import GroupJournal
 from sidecar.quorum.snapshot_file import SnapshotFile, load_snapshot_file, trim_journal, write_snapshot_file
+from tests.batches import build_batch
 from tests.unit.disk.recording import FILE, FOLDER, Recorder
 
 BOTH = frozenset({FILE, FOLDER})

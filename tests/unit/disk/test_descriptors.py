@@ -16,10 +16,11 @@ import pytest
 
 from liftpy.config import StreamConfig
 from liftpy.core.log.log import Log
-from liftpy.core.wire.batch import build_batch, split_batches
+from liftpy.core.wire.batch import split_batches
 from liftpy.errors import StorageError
 from sidecar.disk import files
 from sidecar.disk.files import RESERVE, DirectoryStorage, DiskFile, OpenMaps, budget_of, open_count, raise_limit
+from tests.batches import build_batch
 from tests.open_files import open_files
 
 SEGMENTS = 60

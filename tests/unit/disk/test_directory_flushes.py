@@ -13,11 +13,11 @@ import pytest
 from liftpy.config import StreamConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.log.log import Log
-from liftpy.core.wire.batch import build_batch
 from liftpy.errors import StorageError
 from sidecar.disk import files
 from sidecar.disk.data_folder import DataDirectory
 from sidecar.disk.files import DirectoryStorage
+from tests.batches import build_batch
 
 PARTITIONS = 20
 

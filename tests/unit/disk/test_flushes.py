@@ -22,7 +22,6 @@ from liftpy.core.base.instruments import Histogram
 from liftpy.core.log.flush import PROBES, FlushScheduler
 from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage
-from liftpy.core.wire.batch import build_batch
 from sidecar.disk import flush_thread
 from sidecar.disk.flush_thread import (
     PROBE_NAME,
@@ -36,6 +35,7 @@ from sidecar.disk.flush_thread import (
 )
 from sidecar.partition.flushing import Flusher
 from sidecar.runtime.timers import Timers
+from tests.batches import build_batch
 from tests.unit.partition.shell_parts import FlushedPartition
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from liftpy.config import StreamConfig
 from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage
-from liftpy.core.wire.batch import build_batch, split_batches
+from liftpy.core.wire.batch import split_batches
+from tests.batches import build_batch
 
 SMALL = StreamConfig(segment_bytes=4096)
 

@@ -8,7 +8,7 @@ from liftpy.config import StreamConfig
 from liftpy.core.log.log import Log
 from liftpy.core.log.small_files import CHECKPOINT_NAME, Checkpoint, decode_checkpoint
 from liftpy.core.log.storage import MemoryStorage
-from liftpy.core.wire.batch import build_batch
+from tests.batches import build_batch
 
 S = 1_000_000_000
 

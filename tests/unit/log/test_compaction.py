@@ -14,9 +14,10 @@ from liftpy.core.base.partition import Purge
 from liftpy.core.log import compaction
 from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage
-from liftpy.core.wire.batch import Record, build_batch, split_batches
+from liftpy.core.wire.batch import Record, split_batches
 from liftpy.errors import LogClosedError, NoSpaceError, StorageError
 from sidecar.disk.files import DirectoryStorage, DiskFile
+from tests.batches import build_batch
 from tests.long import every
 
 CONFIG = StreamConfig(segment_bytes=4096, compaction=True, delete_retention_s=100.0)

@@ -8,7 +8,8 @@ from liftpy.config import StreamConfig
 from liftpy.core.log.compaction import Compaction
 from liftpy.core.log.compaction_point import HORIZON_NAME, NEVER, CompactionHorizon, Horizon
 from liftpy.core.log.log import Log
-from liftpy.core.wire.batch import build_batch, split_batches
+from liftpy.core.wire.batch import split_batches
+from tests.batches import build_batch
 from tests.unit.log.small_logs import S, a_log, add, filled
 
 

@@ -13,8 +13,9 @@ from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.replication.follower import LogReset, Truncation, reaches, reconcile
 from liftpy.core.replication.log_offsets import LogOffsets
 from liftpy.core.replication.messages import EpochAnswer
-from liftpy.core.wire.batch import build_batch, split_batches
+from liftpy.core.wire.batch import split_batches
 from liftpy.errors import StorageError
+from tests.batches import build_batch
 
 CONFIG = StreamConfig(compaction=True)
 SEALED_END = 8

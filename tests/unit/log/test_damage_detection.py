@@ -13,8 +13,9 @@ from liftpy.core.log.log import EVERY_NS, READERS, Log, RecheckLimiter, RecheckR
 from liftpy.core.log.scrub import Scan, freshly_sealed, is_confirmed_damage, scan_of
 from liftpy.core.log.segment import index_name, log_name
 from liftpy.core.log.storage import LogFile, MemoryStorage
-from liftpy.core.wire.batch import HEADER_SIZE_BYTES, build_batch, split_batches
+from liftpy.core.wire.batch import HEADER_SIZE_BYTES, split_batches
 from liftpy.errors import CorruptionError
+from tests.batches import build_batch
 from tests.long import examples
 from tests.scrubbing import scrub_all
 from tests.unit.log import small_logs

@@ -14,11 +14,12 @@ from liftpy.core.log import range_reads
 from liftpy.core.log.log import Log
 from liftpy.core.log.range_reads import read_narrow, read_selected
 from liftpy.core.log.storage import MemoryStorage
-from liftpy.core.wire.batch import Record, build_batch, split_batches
+from liftpy.core.wire.batch import Record, split_batches
 from liftpy.core.wire.batch_columns import Columns
 from liftpy.core.wire.chunking import Assembly
 from liftpy.core.wire.filters import VALUES, Filter
 from liftpy.errors import CorruptionError
+from tests.batches import build_batch
 
 CONFIG = StreamConfig(segment_bytes=4096)
 batches = st.lists(

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from liftpy.config import Codec
 from liftpy.core.log.arrow import SCHEMA, to_arrow
-from liftpy.core.wire.batch import RecordBatch, build_batch, build_filler, parse_batch, split_batches
+from liftpy.core.wire.batch import RecordBatch, build_filler, parse_batch, split_batches
 from liftpy.errors import CorruptionError
+from tests.batches import build_batch
 from tests.long import examples
 
 _bytes = st.binary(max_size=12)

@@ -14,7 +14,8 @@ from liftpy.config import NS_PER_S, StreamConfig
 from liftpy.core.base.partition import PartitionState, Purge
 from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage
-from liftpy.core.wire.batch import build_batch, split_batches
+from liftpy.core.wire.batch import split_batches
+from tests.batches import build_batch
 
 Row = tuple[bytes | None, str, bool, bool]
 """Key, subject, whether it has headers, whether it is a delete marker."""

@@ -8,8 +8,9 @@ import pytest
 
 from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryFile, MemoryStorage
-from liftpy.core.wire.batch import build_batch, parse_batch, split_batches
+from liftpy.core.wire.batch import parse_batch, split_batches
 from liftpy.errors import LogClosedError, StorageError
+from tests.batches import build_batch
 from tests.unit.log.small_logs import S, a_log, add, filled
 from tests.unit.log.test_compaction_contract import keyed
 

@@ -15,9 +15,9 @@ from liftpy.core.log.log import Log
 from liftpy.core.log.scrub import Scan
 from liftpy.core.log.segment import Segment, walk
 from liftpy.core.log.storage import MemoryStorage
-from liftpy.core.wire.batch import build_batch
 from liftpy.errors import StorageError
 from sidecar.disk.files import DirectoryStorage
+from tests.batches import build_batch
 from tests.open_files import open_files
 from tests.unit.log.log_model import content, fill
 from tests.unit.log.test_compaction import CONFIG, NOW_NS, _append, _records

@@ -15,8 +15,9 @@ from liftpy.core.log.scrub import Scan, freshly_sealed
 from liftpy.core.log.segment import index_name, log_name
 from liftpy.core.log.small_files import CHECKPOINT_NAME, EPOCHS_NAME, Checkpoint, encode_checkpoint
 from liftpy.core.log.storage import MemoryStorage
-from liftpy.core.wire.batch import SIGNATURE, build_batch
+from liftpy.core.wire.batch import SIGNATURE
 from liftpy.errors import CorruptionError
+from tests.batches import build_batch
 from tests.unit.log.log_model import SMALL, batch, content
 from tests.unit.log.small_logs import a_log, add, filled
 

@@ -14,7 +14,8 @@ from liftpy.core.log.log import Log
 from liftpy.core.log.reading import first_offset_at
 from liftpy.core.log.segment import INDEX_INTERVAL_BYTES
 from liftpy.core.log.storage import MemoryFile, MemoryStorage
-from liftpy.core.wire.batch import build_batch, split_batches
+from liftpy.core.wire.batch import split_batches
+from tests.batches import build_batch
 from tests.each import each
 from tests.unit.log.small_logs import S, a_log, add, filled
 

@@ -12,8 +12,8 @@ from liftpy.core.log.log import Log
 from liftpy.core.log.range_reads import MAX_BOUNDARIES, RangeSize, measure
 from liftpy.core.log.segment import log_name
 from liftpy.core.log.storage import MemoryStorage
-from liftpy.core.wire.batch import build_batch
 from liftpy.errors import CorruptionError
+from tests.batches import build_batch
 from tests.long import sampled
 
 

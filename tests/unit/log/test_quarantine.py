@@ -14,9 +14,9 @@ from liftpy.core.log.log import Log
 from liftpy.core.log.recovery import MAX_QUARANTINED_FILES, delete_quarantined_files, quarantine, quarantined_names, recover
 from liftpy.core.log.small_files import CHECKPOINT_NAME, Checkpoint, encode_checkpoint
 from liftpy.core.log.storage import MemoryStorage
-from liftpy.core.wire.batch import build_batch
 from liftpy.errors import NoSpaceError, StorageError
 from sidecar.disk.files import DirectoryStorage
+from tests.batches import build_batch
 
 SMALL = StreamConfig(segment_bytes=4096)
 

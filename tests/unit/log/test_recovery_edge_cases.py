@@ -9,8 +9,8 @@ from liftpy.core.log.log import Log
 from liftpy.core.log.recovery import recover
 from liftpy.core.log.segment import Segment, index_name, log_name, walk
 from liftpy.core.log.storage import MemoryStorage
-from liftpy.core.wire.batch import build_batch
 from liftpy.errors import CorruptionError
+from tests.batches import build_batch
 from tests.unit.log.small_logs import a_log, add, filled
 
 

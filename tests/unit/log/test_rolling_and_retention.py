@@ -12,7 +12,8 @@ from liftpy.core.log.log import AT_ONCE, Log, retained_start
 from liftpy.core.log.segment import index_name, log_name
 from liftpy.core.log.small_files import Checkpoint
 from liftpy.core.log.storage import MemoryStorage
-from liftpy.core.wire.batch import build_batch, split_batches
+from liftpy.core.wire.batch import split_batches
+from tests.batches import build_batch
 from tests.each import each
 from tests.unit.log.small_logs import S, a_log, add, filled, stored
 

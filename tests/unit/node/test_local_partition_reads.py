@@ -17,13 +17,13 @@ from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2 as pb
-from liftpy.core.wire.batch import build_batch
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.errors import UnavailableError
 from liftpy.nats.transport import NoRespondersError, RequestTimeoutError
 from sidecar.groups.coordinators import LocalReader
 from sidecar.partition.reads import ReadSubjects, ReadTools
 from sidecar.runtime.timers import Timers
+from tests.batches import build_batch
 
 KEY = PartitionKey("_groups", "u1", 0)
 OPTIONS = ReadOptions(node="n1", wait_s=0.0, answer_timeout_s=0.05, patience_s=0.1)

@@ -15,11 +15,11 @@ from liftpy.core.log.flush import LONG_S, MOST_WAITING, FlushScheduler
 from liftpy.core.log.log import Log
 from liftpy.core.log.recovery import FLUSH_FAILED_NAME
 from liftpy.core.log.storage import MemoryStorage
-from liftpy.core.wire.batch import build_batch
 from liftpy.errors import StorageError
 from sidecar.disk.flush_thread import THREAD_NAME, FlushThread
 from sidecar.partition.flushing import STALLED_S
 from sidecar.runtime.timers import Timers
+from tests.batches import build_batch
 from tests.unit.partition.shell_parts import Clocked, FlushedPartition, flusher_of
 from tests.until import until
 

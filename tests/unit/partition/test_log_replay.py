@@ -12,9 +12,10 @@ from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.publish.log_state import REPLAY_BYTES, LogState
 from liftpy.core.replication import events
-from liftpy.core.wire.batch import build_batch, parse_batch
+from liftpy.core.wire.batch import parse_batch
 from liftpy.errors import StorageError
 from sidecar.partition.recovery import LogReplay
+from tests.batches import build_batch
 from tests.until import until
 
 

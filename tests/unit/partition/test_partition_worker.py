@@ -22,8 +22,8 @@ from sidecar.disk.data_folder import LAZY_FLUSH, DataDirectory
 from sidecar.partition.recovery import RecoveredLogs
 from sidecar.partition.worker import PartitionWorker, count_isr, open_worker
 from sidecar.status.metric_names import INCIDENTS
+from tests.batches import build_batch
 from tests.conformance.two_workers import KEY, TwoWorkers, WorkerNode
-from tests.unit.log.small_logs import build_batch
 
 FAILURES = pytest.mark.parametrize("error", [StorageError("I/O error"), NoSpaceError("full")])
 

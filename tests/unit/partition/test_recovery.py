@@ -20,13 +20,14 @@ from liftpy.core.log import log as log_module
 from liftpy.core.log.compaction_point import HORIZON_NAME, Horizon, encode_horizon
 from liftpy.core.log.log import Log
 from liftpy.core.log.recovery import FLUSH_FAILED_NAME
-from liftpy.core.wire.batch import build_batch, split_batches
+from liftpy.core.wire.batch import split_batches
 from liftpy.errors import CorruptionError, StorageError
 from sidecar.disk.data_folder import UNREPORTED_DAMAGE, DataDirectory
 from sidecar.disk.files import DirectoryStorage
 from sidecar.metadata.identity import NodeFile
 from sidecar.partition import recovery
 from sidecar.partition.recovery import RecoveredLogs
+from tests.batches import build_batch
 from tests.open_files import open_files
 from tests.unit.log.small_logs import add
 

@@ -11,10 +11,10 @@ from liftpy.core.replication import events
 from liftpy.core.replication.messages import EpochQuery, FetchRequest
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2, service_pb2
-from liftpy.core.wire.batch import build_batch
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from sidecar.partition.reads import ReadSubjects, ReadTools
 from sidecar.partition.replication import AnswerRouter, FetchClient
+from tests.batches import build_batch
 from tests.scripts.replication_bench import FakeBus, ReplicationBench
 from tests.unit.partition.shell_parts import KEY, Clocked
 from tests.unit.replication.test_reads import Source

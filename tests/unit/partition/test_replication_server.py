@@ -16,7 +16,7 @@ from liftpy.core.replication import events
 from liftpy.core.replication.messages import EpochAnswer, FetchRefusal, FetchRequest
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import replication_pb2 as pb
-from liftpy.core.wire.batch import build_batch, split_batches
+from liftpy.core.wire.batch import split_batches
 from liftpy.core.wire.chunking import Piece
 from liftpy.core.wire.envelope import ChecksumError, MessageType
 from liftpy.core.wire.frames import address
@@ -24,6 +24,7 @@ from liftpy.core.wire.subjects import Subjects
 from sidecar.partition import replication
 from sidecar.partition.replication import AnswerRouter, FetchClient
 from sidecar.runtime.logs import WarningLogRateLimit
+from tests.batches import build_batch
 from tests.each import each
 from tests.scripts.replication_bench import ReplicationBench
 

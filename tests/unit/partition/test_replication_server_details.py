@@ -13,11 +13,12 @@ from liftpy.core.replication import events
 from liftpy.core.replication.messages import EpochAnswer, FetchRefusal, FetchRequest, RefusalReason
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import replication_pb2 as pb
-from liftpy.core.wire.batch import build_batch, parse_header
+from liftpy.core.wire.batch import parse_header
 from liftpy.core.wire.chunking import Piece
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from sidecar.partition import replication
 from sidecar.partition.replication import AnswerRouter, FetchClient, ReplicationHandler
+from tests.batches import build_batch
 from tests.scripts.replication_bench import FakeBus
 from tests.unit.log.small_logs import a_log, add
 from tests.unit.partition.shell_parts import KEY

@@ -14,10 +14,10 @@ import pytest
 from liftpy.config import StreamConfig
 from liftpy.core.log.log import Log
 from liftpy.core.log.segment import log_name
-from liftpy.core.wire.batch import build_batch
 from sidecar.disk.files import DirectoryStorage
 from sidecar.partition import scrub as scrub_module
 from sidecar.partition.scrub import Scrub
+from tests.batches import build_batch
 from tests.only_in import only_in
 from tests.until import until
 

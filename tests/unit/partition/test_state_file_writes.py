@@ -18,10 +18,11 @@ from liftpy.core.publish.dedup_window import StoredId
 from liftpy.core.publish.log_state import LogState
 from liftpy.core.publish.state_file import StateCapture, state_names
 from liftpy.core.publish.state_writer import GIVE_UP_NS
-from liftpy.core.wire.batch import build_batch, parse_batch
+from liftpy.core.wire.batch import parse_batch
 from liftpy.errors import NoSpaceError, StorageError
 from sidecar.partition.flushing import StateCheckpoints, StateFileMatch, load_state_file, read_state_file
 from sidecar.runtime.timers import Timers
+from tests.batches import build_batch
 from tests.unit.partition import test_state_file_writes
 from tests.unit.partition.shell_parts import FlushedPartition, flusher_of
 from tests.until import until

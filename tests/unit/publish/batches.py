@@ -81,7 +81,7 @@ class Bench:
             return
         self.events.append(event)
         effect = AppendBatch(token=event.token, base_offset=self.end, leader_epoch=3, timestamp_ns=event.received_wall_ns)
-        batch = self.ingest.seal(effect)
+        batch = self.ingest.encode_batch(effect)
         assert len(batch) == event.size_bytes
         self.ingest.appended(effect, batch)
         self.batches.append(parse_batch(batch))

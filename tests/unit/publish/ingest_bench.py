@@ -89,7 +89,7 @@ class Bench:
         self.tokens.append(event.token)
         if self.append:
             effect = AppendBatch(token=event.token, base_offset=self.end, leader_epoch=1, timestamp_ns=event.received_wall_ns)
-            batch = self.ingest.seal(effect)
+            batch = self.ingest.encode_batch(effect)
             self.ingest.appended(effect, batch)
             self.batches.append(batch)
             self.end += event.record_count

@@ -9,7 +9,7 @@ import pytest
 from liftpy.config import AckPolicy
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
-from liftpy.core.wire.batch import build_batch
+from tests.batches import build_batch
 from tests.unit.publish.batches import Bench
 
 _Ack = client_pb2.Ack

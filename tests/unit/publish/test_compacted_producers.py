@@ -16,8 +16,9 @@ from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.publish.digest import RollingDigest
 from liftpy.core.publish.log_state import LogState, create_log_state
 from liftpy.core.publish.producer_state import Claim, Finding, ProducerState
-from liftpy.core.wire.batch import RecordBatch, build_batch, parse_batch, split_batches
+from liftpy.core.wire.batch import RecordBatch, parse_batch, split_batches
 from liftpy.core.wire.producer_note import ProducerNote, SourcePosition
+from tests.batches import build_batch
 
 STREAM = StreamConfig(segment_bytes=4096, compaction=True, dedup_window_s=0.0)
 NODE = ReplicationConfig(producer_expiry_s=100.0)

@@ -48,7 +48,7 @@ class Bench(IngestBench):
         self.asked.append(event)
         if isinstance(event, PublishesReceived) and self.append:
             effect = AppendBatch(token=event.token, base_offset=self.end, leader_epoch=1, timestamp_ns=event.received_wall_ns)
-            batch = self.ingest.seal(effect)
+            batch = self.ingest.encode_batch(effect)
             self.log.append(batch)
             self.batches.append(batch)
             self.end = self.log.log_end_offset

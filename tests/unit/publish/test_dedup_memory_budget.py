@@ -25,7 +25,8 @@ from liftpy.core.publish.producer_state import (
     Producers,
 )
 from liftpy.core.replication.effects import RejectReason
-from liftpy.core.wire.batch import build_batch, parse_batch
+from liftpy.core.wire.batch import parse_batch
+from tests.batches import build_batch
 from tests.unit.publish.ingest_bench import turn
 from tests.unit.publish.test_duplicates import Bench as DuplicatesBench
 from tests.unit.publish.unlogged import empty_log

@@ -21,8 +21,9 @@ from liftpy.core.publish import dedup_window
 from liftpy.core.publish.dedup_window import MAX_ID_BYTES, RecentIds, StoredId
 from liftpy.core.publish.log_state import LogState, headers_of
 from liftpy.core.publish.log_state_part import NewBatch
-from liftpy.core.wire.batch import build_batch, build_filler, parse_batch
+from liftpy.core.wire.batch import build_filler, parse_batch
 from liftpy.errors import CorruptionError, InvariantError
+from tests.batches import build_batch
 from tests.long import examples
 
 WINDOW = 120

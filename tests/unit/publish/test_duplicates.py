@@ -10,7 +10,8 @@ from liftpy.core.replication.effects import AppendBatch, RejectReason
 from liftpy.core.replication.events import DuplicateReceived, PublishesReceived
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
-from liftpy.core.wire.batch import build_batch, parse_batch
+from liftpy.core.wire.batch import parse_batch
+from tests.batches import build_batch
 from tests.unit.publish.ingest_bench import Bench as IngestBench
 from tests.unit.publish.ingest_bench import turn
 
@@ -35,7 +36,7 @@ class Bench(IngestBench):
         held, self.held = self.held, []
         for event in held:
             effect = AppendBatch(token=event.token, base_offset=self.end, leader_epoch=1, timestamp_ns=event.received_wall_ns)
-            batch = self.ingest.seal(effect)
+            batch = self.ingest.encode_batch(effect)
             self.ingest.appended(effect, batch)
             self.batches.append(batch)
             self.end += event.record_count

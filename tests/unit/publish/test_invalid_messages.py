@@ -12,7 +12,8 @@ import pytest
 from liftpy.config import AckPolicy
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
-from liftpy.core.wire.batch import build_batch, parse_batch
+from liftpy.core.wire.batch import parse_batch
+from tests.batches import build_batch
 from tests.unit.publish.ingest_bench import turn
 from tests.unit.publish.test_conditional_publishes import LAST_ID, NAMED, OF, Bench
 

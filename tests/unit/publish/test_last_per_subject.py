@@ -16,9 +16,10 @@ from liftpy.core.publish import last_per_subject
 from liftpy.core.publish.last_per_subject import LastPerSubject, last_of_each
 from liftpy.core.publish.log_state import LogState, headers_of
 from liftpy.core.publish.log_state_part import NewBatch, NodeStateMemory
-from liftpy.core.wire.batch import build_batch, build_filler, parse_batch
+from liftpy.core.wire.batch import build_filler, parse_batch
 from liftpy.core.wire.subjects import matcher
 from liftpy.errors import CorruptionError
+from tests.batches import build_batch
 from tests.long import examples
 from tests.unit.publish.unlogged import empty_log
 

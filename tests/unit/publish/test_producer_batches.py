@@ -9,7 +9,8 @@ import pytest
 from liftpy.config import AckPolicy, Codec, ReplicationConfig, StreamConfig
 from liftpy.core.publish.digest import RollingDigest
 from liftpy.core.wire._pb import client_pb2
-from liftpy.core.wire.batch import build_batch, parse_batch
+from liftpy.core.wire.batch import parse_batch
+from tests.batches import build_batch
 from tests.unit.publish.batches import Bench, published
 
 _Ack = client_pb2.Ack

@@ -22,8 +22,9 @@ from liftpy.core.publish.producer_state import (
     epoch_distance,
     max_producers,
 )
-from liftpy.core.wire.batch import RecordBatch, build_batch, parse_batch
+from liftpy.core.wire.batch import RecordBatch, parse_batch
 from liftpy.errors import ProtocolError
+from tests.batches import build_batch
 from tests.long import examples
 
 Rec = tuple[bytes | None, bytes | None, tuple[tuple[str, bytes], ...]]

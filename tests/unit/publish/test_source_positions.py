@@ -19,10 +19,11 @@ from liftpy.core.publish.producer_state import (
     ProducerRequest,
     Producers,
 )
-from liftpy.core.wire.batch import RecordBatch, build_batch, parse_batch
+from liftpy.core.wire.batch import RecordBatch, parse_batch
 from liftpy.core.wire.filters import keep_records as kept_of
 from liftpy.core.wire.producer_note import ProducerNote, SourcePosition
 from liftpy.errors import CorruptionError
+from tests.batches import build_batch
 
 P = 7
 

@@ -28,9 +28,9 @@ from liftpy.core.publish.standby import (
 from liftpy.core.replication.phases import RoleName
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
-from liftpy.core.wire.batch import build_batch
 from liftpy.core.wire.subjects import InboxRule
 from liftpy.errors import LiftError
+from tests.batches import build_batch
 
 KEY = PartitionKey("s", "u1", 0)
 MS, S = 1_000_000, 1_000_000_000

@@ -33,8 +33,9 @@ from liftpy.core.publish.state_file import (
 )
 from liftpy.core.publish.state_transfer import StatePieceRequest, StateServer
 from liftpy.core.publish.state_writer import StateFileSchedule, StateWriter, restore_state
-from liftpy.core.wire.batch import build_batch, parse_batch
+from liftpy.core.wire.batch import parse_batch
 from liftpy.errors import CorruptionError, NoSpaceError, StorageError, UnknownFormatError
+from tests.batches import build_batch
 from tests.each import each
 from tests.long import examples
 

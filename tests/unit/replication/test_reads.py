@@ -27,9 +27,10 @@ from liftpy.core.partition.reads import (
 from liftpy.core.replication.log_offsets import OffsetCheck, OffsetCheckResult
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
-from liftpy.core.wire.batch import build_batch, split_batches
+from liftpy.core.wire.batch import split_batches
 from liftpy.core.wire.chunking import Assembly
 from liftpy.errors import CorruptionError
+from tests.batches import build_batch
 from tests.unit.log.small_logs import a_log
 from tests.unit.replication.stepping import KEY, S, Stepped, state
 

@@ -11,12 +11,13 @@ from typing import Any
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.progress import NotServedError, ReadProgress
 from liftpy.core.services.bad_records import FailedUnit
-from liftpy.core.wire.batch import Record, build_batch, parse_batch
+from liftpy.core.wire.batch import Record, parse_batch
 from liftpy.errors import LogTruncatedError, OffsetOutOfRangeError
 from liftpy.service import Identity, Outbox, Role, Service, ServiceMachine
 from liftpy.service.record_feeder import Feeder
 from liftpy.service.settings import ServiceSettings
 from liftpy.service.snapshots import SnapshotKeeper, SnapshotStore
+from tests.batches import build_batch
 from tests.until import until
 
 WHO = Identity("sum", "in", "u1", 0)

@@ -25,7 +25,7 @@ from liftpy.core.services.outbox import (
 )
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
-from liftpy.core.wire.batch import Record, parse_batch, seal
+from liftpy.core.wire.batch import Record, add_header, parse_batch
 from liftpy.core.wire.partitioner import murmur2
 from liftpy.errors import ConfigError, LiftError
 from liftpy.nats.transport import RequestTimeoutError
@@ -113,7 +113,7 @@ class World:
         named = {"stream": head.stream, "partition": head.partition, "streamUid": head.streamUid}
         if head.expectedOffset != len(log):
             return frames.encode(client_pb2.Ack(**named, ackError=client_pb2.Ack.INCORRECT_OFFSET))
-        batch = parse_batch(seal(body_to_store(published, subject, Codec.NONE)[0], base_offset=len(log), leader_epoch=1))
+        batch = parse_batch(add_header(body_to_store(published, subject, Codec.NONE)[0], base_offset=len(log), leader_epoch=1))
         log += batch.records()
         return frames.encode(client_pb2.Ack(**named, offset=head.expectedOffset, recordCount=batch.record_count))
 

@@ -18,7 +18,7 @@ from liftpy.core.publish.message_decoder import body_to_store
 from liftpy.core.services.outbox import Output, Route
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
-from liftpy.core.wire.batch import Record, parse_batch, seal
+from liftpy.core.wire.batch import Record, add_header, parse_batch
 from liftpy.errors import ConfigError, LiftError, OffsetOutOfRangeError
 from liftpy.nats.transport import RequestTimeoutError
 from liftpy.service import DivergedError, Outbox
@@ -53,7 +53,7 @@ class Partition:
         if head.expectedOffset != len(self.log):
             return frames.encode(client_pb2.Ack(stream="out", ackError=client_pb2.Ack.INCORRECT_OFFSET))
         self.log += parse_batch(
-            seal(body_to_store(published, "out", Codec.NONE)[0], base_offset=len(self.log), leader_epoch=1)
+            add_header(body_to_store(published, "out", Codec.NONE)[0], base_offset=len(self.log), leader_epoch=1)
         ).records()
         return frames.encode(client_pb2.Ack(stream="out", offset=head.expectedOffset, recordCount=batch.record_count))
 

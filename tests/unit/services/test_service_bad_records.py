@@ -29,11 +29,12 @@ from liftpy.core.services.bad_records import (
     decided_unit,
 )
 from liftpy.core.services.snapshot import decode
-from liftpy.core.wire.batch import Record, build_batch, parse_batch
+from liftpy.core.wire.batch import Record, parse_batch
 from liftpy.errors import DataLossError, OffsetOutOfRangeError, UnavailableError
 from liftpy.service import Identity, Outbox, Role, Service, ServiceFailedError, ServiceMachine, Snapshot
 from liftpy.service.bad_record_writer import DecisionWriter
 from liftpy.testing.memory import memory_cluster
+from tests.batches import build_batch
 from tests.each import each
 from tests.unit.services.feeder_node import Node as FeederNode
 

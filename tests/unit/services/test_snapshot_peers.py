@@ -15,13 +15,14 @@ from liftpy.core.services.snapshot import SnapshotOffer, SnapshotRange, Snapshot
 from liftpy.core.services.versions import VersionDecision, VersionError
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import service_pb2 as pb
-from liftpy.core.wire.batch import Record, build_batch
+from liftpy.core.wire.batch import Record
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import CorruptionError, DataLossError, UnknownFormatError
 from liftpy.nats.transport import NoRespondersError
 from liftpy.service import Identity, Outbox, Role, Snapshot, snapshots
 from liftpy.service.settings import ServiceSettings
 from liftpy.service.snapshots import SnapshotFetcher, SnapshotKeeper, SnapshotServer, SnapshotStore
+from tests.batches import build_batch
 from tests.only_in import only_in
 from tests.unit.services.feeder_node import EndlessSearch, FakeLog, Node, Sum
 from tests.until import until

@@ -14,7 +14,6 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from liftpy.core.wire.batch import build_batch
 from liftpy.errors import ConfigError
 from liftpy.nats.credentials import Credentials
 from liftpy.spark.pipelines.tables import FileName, TableCommit, TableFile, latest_path, table_at
@@ -22,6 +21,7 @@ from liftpy.spark.schema import arrow_schema, default_columns
 from sidecar.cli import output
 from sidecar.cli.spark import SparkTarget, ends_by_signal, source_options
 from sidecar.runtime.settings import Target
+from tests.batches import build_batch
 from tests.fake_node import FakeNode
 
 HERE = SparkTarget("local[2]", {})

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from liftpy.core.wire.batch import build_batch
 from liftpy.errors import ConfigError, InvalidNameError, NotFoundError
 from liftpy.spark.options import Access
 from liftpy.spark.pipelines.compact import COLUMNS, CompactPlan, next_step, steps_of, write_part
@@ -30,6 +29,7 @@ from liftpy.spark.pipelines.tables import ArchivedRange, FileName, TableCommit, 
 from liftpy.spark.planning import PartitionView, plan_ranges
 from liftpy.spark.schema import arrow_schema
 from liftpy.spark.sink_rows import places_of
+from tests.batches import build_batch
 from tests.fake_node import FakeNode
 
 TAG = "0123456789ab"

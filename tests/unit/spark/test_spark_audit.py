@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from liftpy.core.wire.batch import build_batch, build_filler, parse_batch
+from liftpy.core.wire.batch import build_filler, parse_batch
 from liftpy.core.wire.batch_columns import Mask
 from liftpy.core.wire.filters import keep_records
 from liftpy.errors import ConfigError, NotFoundError
@@ -18,6 +18,7 @@ from liftpy.spark.options import Access, Selection
 from liftpy.spark.pipelines import audit as audit_module
 from liftpy.spark.pipelines.audit import audit
 from liftpy.spark.pipelines.audit_findings import AuditReport, deviants
+from tests.batches import build_batch
 from tests.fake_node import FakeNode, FakePartition, FakeStream
 
 ORDERS = Selection(("orders",))

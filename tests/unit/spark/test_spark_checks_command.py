@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from liftpy.core.wire.batch import build_batch
 from liftpy.spark.pipelines import stats
 from sidecar.cli import output
+from tests.batches import build_batch
 from tests.fake_node import FakeNode, FakePartition
 
 S = 10**9

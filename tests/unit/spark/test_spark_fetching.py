@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from liftpy.core.wire.batch import build_batch
 from liftpy.errors import DataLossError, ProtocolError, UnavailableError
 from liftpy.nats.credentials import Credentials
 from liftpy.spark import process_connection as link_module
@@ -22,6 +21,7 @@ from liftpy.spark.planning import PlannedRange
 from liftpy.spark.process_connection import ProcessConnection, credentials_of, link_to
 from liftpy.spark.range_reader import FetchRules, RangeReader, RetryingRequests
 from sidecar.dev.nats_server import NatsServer
+from tests.batches import build_batch
 from tests.fake_node import FakeNode, FakeStream, fake_node_in_thread
 
 QUICK = FetchRules(patience_s=30.0)

@@ -19,7 +19,6 @@ from liftpy.config import StreamConfig
 from liftpy.core.log.log import Log
 from liftpy.core.log.range_reads import MAX_FILES, FileSpan, spans_of
 from liftpy.core.log.segment import log_name
-from liftpy.core.wire.batch import build_batch
 from liftpy.errors import DataLossError, LiftError
 from liftpy.spark import range_reader
 from liftpy.spark.planning import PlannedRange
@@ -36,6 +35,7 @@ from liftpy.spark.range_reader import (
     find_offered_files,
 )
 from sidecar.disk.files import DirectoryStorage
+from tests.batches import build_batch
 from tests.fake_node import FakeNode
 from tests.open_files import open_files
 

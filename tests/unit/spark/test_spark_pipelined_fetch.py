@@ -11,7 +11,6 @@ from typing import Any
 import nats
 import pytest
 
-from liftpy.core.wire.batch import build_batch
 from liftpy.errors import ConfigError, UnavailableError
 from liftpy.nats import blocking_connection as line_module
 from liftpy.nats import connection as nats_connection
@@ -20,6 +19,7 @@ from liftpy.spark import process_connection, range_reader
 from liftpy.spark.process_connection import ProcessConnection
 from liftpy.spark.range_reader import FetchRules, RetryingRequests
 from liftpy.spark.schema import omitted_parts
+from tests.batches import build_batch
 from tests.fake_node import FakeNode
 from tests.unit.spark.test_spark_fetching import fill, offsets, planned, read_range
 

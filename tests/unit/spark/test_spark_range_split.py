@@ -14,10 +14,10 @@ from liftpy.config import StreamConfig
 from liftpy.core.log.log import Log
 from liftpy.core.log.range_reads import measure
 from liftpy.core.log.storage import MemoryStorage
-from liftpy.core.wire.batch import build_batch
 from liftpy.errors import ConfigError
 from liftpy.spark.offsets import Bounds
 from liftpy.spark.planning import PlannedRange, RangeRequest, end_within_bytes, split_at_borders
+from tests.batches import build_batch
 
 UIDS = {"s": "u"}
 

@@ -18,12 +18,13 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
-from liftpy.core.wire.batch import build_batch, build_filler, parse_batch
+from liftpy.core.wire.batch import build_filler, parse_batch
 from liftpy.spark.catalog import Catalog
 from liftpy.spark.failures import SourceError
 from liftpy.spark.options import Access, Selection
 from liftpy.spark.process_connection import ProcessConnection
 from liftpy.spark.source import LiftDataSource, LiftReader, LiftStreamReader
+from tests.batches import build_batch
 from tests.fake_node import FakeNode, FakePartition
 
 ALL = ReadAllAvailable()

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from liftpy.client.batch_view import BatchSlice
 from liftpy.config import Codec
-from liftpy.core.wire.batch import build_batch, parse_batch
+from liftpy.core.wire.batch import parse_batch
 from liftpy.spark import range_reader
 from liftpy.spark.range_reader import RowBuilder
 from liftpy.spark.schema import arrow_schema, default_columns
+from tests.batches import build_batch
 from tests.long import examples
 
 ALL = default_columns(include_headers=True, topic=False)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from liftpy.client.batch_view import BatchSlice
-from liftpy.core.wire.batch import ByteArray, RecordBatch, build_batch, parse_batch
+from liftpy.core.wire.batch import ByteArray, RecordBatch, parse_batch
 from liftpy.core.wire.filters import keep_records
 from liftpy.core.wire.partitioner import hashes_of_column
 from liftpy.errors import ConfigError, NotFoundError
@@ -24,6 +24,7 @@ from liftpy.spark.options import Access, Selection
 from liftpy.spark.pipelines import stats as stats_module
 from liftpy.spark.pipelines.parallel import spread
 from liftpy.spark.pipelines.stats import MAX_BUCKETS, WIDTHS_NS, RangeStats, Sketch, save_plot, stats
+from tests.batches import build_batch
 from tests.fake_node import FakeNode, FakePartition
 
 S = 10**9

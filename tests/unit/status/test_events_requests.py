@@ -11,10 +11,10 @@ import pytest
 
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.log.log import Log
-from liftpy.core.wire.batch import build_batch
 from liftpy.core.wire.subjects import EVENTS_STREAM
 from sidecar.status import answers as module
 from sidecar.status.answers import stored_events
+from tests.batches import build_batch
 from tests.each import each
 from tests.unit.log.small_logs import a_log
 

@@ -7,7 +7,7 @@ from typing import Any
 from liftpy.config import NS_PER_S, AckPolicy
 from liftpy.core.observe.trace_context import SPANS_PER_S, SpanBudget, SpanTree, TraceContext, traceparent
 from liftpy.core.observe.tracing import ENDED, LINGER_NS, MOST_NS, MOST_OPEN, SLOW, NodeTraces, PartitionTraces
-from liftpy.core.wire.batch import build_batch
+from tests.batches import build_batch
 
 MS = 1_000_000
 SENDER = TraceContext(7, 8, 1)

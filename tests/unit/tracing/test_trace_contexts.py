@@ -22,9 +22,10 @@ from liftpy.core.observe.trace_context import (
     with_context,
 )
 from liftpy.core.observe.tracing import MOST_LINKS, has_trace_context, may_have_context, sampled_in, traced_in
-from liftpy.core.wire.batch import body_of, build_batch, parse_batch, seal
+from liftpy.core.wire.batch import add_header, body_of, parse_batch
 from liftpy.core.wire.headers import Headers, Pairs
 from liftpy.errors import CorruptionError
+from tests.batches import build_batch
 from tests.each import each
 from tests.fuzz import meanings
 
@@ -71,7 +72,7 @@ _HEADERS = st.lists(
 def test_trace_context_of_a_batch_is_inserted_before_the_headers_of_the_first_record(headers: list[Pairs], state: str) -> None:
     columns = parse_batch(build_batch([b"v"] * len(headers), headers=list(headers))).columns
     marks = with_context((), OWN, state)
-    made = parse_batch(seal(body_of(first_marked(columns, marks))))
+    made = parse_batch(add_header(body_of(first_marked(columns, marks))))
     first, *others = headers
     wanted = first if has_traceparent(first) else (*marks, *first)
     assert [record.headers for record in made.records()] == [wanted, *others]

@@ -20,12 +20,12 @@ from opentelemetry.trace import SpanKind, StatusCode
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.observe.trace_context import SPANS_PER_S, Span, SpanBudget, SpanTree, TraceContext, traceparent
 from liftpy.core.observe.tracing import PartitionTraces
-from liftpy.core.wire.batch import build_batch
 from liftpy.errors import ConfigError
 from sidecar.runtime.settings import NodeSettings
 from sidecar.tracing import exporting, node_tracing
 from sidecar.tracing.exporting import MOST_QUEUED_SPANS, SpanThread
 from sidecar.tracing.node_tracing import DROPPED, Tracing
+from tests.batches import build_batch
 from tests.until import until
 
 SENDER, OTHER = TraceContext(7, 8, 1), TraceContext(9, 10, 3)

@@ -14,8 +14,9 @@ import crc32c
 
 from liftpy.config import Codec
 from liftpy.core.log.arrow import to_arrow
-from liftpy.core.wire.batch import build_batch, build_filler, build_remains, parse_batch, split_batches
+from liftpy.core.wire.batch import build_filler, build_remains, parse_batch, split_batches
 from liftpy.errors import StorageError
+from tests.batches import build_batch
 
 
 def corpus() -> list[bytes]:

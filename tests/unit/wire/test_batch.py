@@ -26,7 +26,6 @@ from liftpy.core.wire.batch import (
     MAX_BATCH_BYTES,
     Record,
     RecordBatch,
-    build_batch,
     build_filler,
     few_headers,
     parse_batch,
@@ -34,6 +33,7 @@ from liftpy.core.wire.batch import (
 )
 from liftpy.core.wire.batch_columns import Columns
 from liftpy.errors import CorruptionError, StorageError, UnknownFormatError
+from tests.batches import build_batch
 from tests.each import each
 from tests.unit.wire.batch_fuzz import fuzz
 

@@ -14,9 +14,10 @@ from liftpy.core.log.range_reads import read_portion
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.replication.follower import FetchAssembly
 from liftpy.core.replication.messages import FetchRequest
-from liftpy.core.wire.batch import MAX_BATCH_BYTES, build_batch, parse_batch, parse_header
+from liftpy.core.wire.batch import MAX_BATCH_BYTES, parse_batch, parse_header
 from liftpy.core.wire.chunking import NOTHING, Assembly, PartialBatch, Piece
 from liftpy.errors import CorruptionError, ProtocolError
+from tests.batches import build_batch
 from tests.long import examples
 
 

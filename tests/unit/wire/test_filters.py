@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from liftpy.config import Codec
 from liftpy.core.wire import filters
-from liftpy.core.wire.batch import Record, RecordBatch, build_batch, build_filler, parse_batch
+from liftpy.core.wire.batch import Record, RecordBatch, build_filler, parse_batch
 from liftpy.core.wire.filters import Filter, SubjectTree, keep_records
 from liftpy.core.wire.subjects import matcher
 from liftpy.errors import ConfigError, InvalidNameError
+from tests.batches import build_batch
 
 _KEYS = [b"", b"a", b"b", b"a\0", b"\0\0", b"ab", b"a" * 40, b"b" * 40]
 _SUBJECTS = ["", "o", "o.eu", "o.us", "o.eu.1", "p.eu", "o.\udce9"]

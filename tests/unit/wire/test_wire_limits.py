@@ -19,7 +19,6 @@ from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import (
     BatchTooLargeError,
     Record,
-    build_batch,
     build_filler,
     encode_body,
     parse_batch,
@@ -31,6 +30,7 @@ from liftpy.core.wire.filters import keep_records
 from liftpy.core.wire.headers import is_reserved, is_status, may_be_enveloped, pairs_of, parse_headers
 from liftpy.core.wire.subjects import MAX_REPLY_BYTES, InboxRule, Subjects, is_protocol_shaped
 from liftpy.errors import ConfigError, CorruptionError, InvalidNameError, ProtocolError
+from tests.batches import build_batch
 from tests.each import each
 
 MOST = (1 << 63) - 1

@@ -15,8 +15,9 @@ from liftpy.core.publish.producer_state import (
     ProducerRequest,
     Producers,
 )
-from liftpy.core.wire.batch import RecordBatch, build_batch, parse_batch
+from liftpy.core.wire.batch import RecordBatch, parse_batch
 from liftpy.core.wire.producer_note import ProducerNote, SourcePosition
+from tests.batches import build_batch
 
 _HEADERS = {"c": (("n", b"1"),), "d": (("n", b""), ("m", b"22"))}
 
