@@ -26,8 +26,8 @@ from liftpy.core.metadata.features import FEATURES
 from liftpy.core.observe import node_events
 from liftpy.core.observe.cluster_health import VERDICTS
 from liftpy.core.publish.acks import JETSTREAM_ERRORS
-from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire.envelope import MessageType
+from liftpy.core.wire.rejections import RejectReason
 from liftpy.errors import LiftError
 from liftpy.nats.credentials import Credentials
 from liftpy.spark.options import READS, TABLE, WRITES, Option, options_of

@@ -22,9 +22,9 @@ from liftpy.core.metadata.controller import admission, cluster_events, nodes, st
 from liftpy.core.observe import trace_context
 from liftpy.core.partition import reads
 from liftpy.core.publish import dedup_window, jetstream_headers, last_per_subject, memory_budget, message_decoder, quota
-from liftpy.core.replication import effects as replication_effects
 from liftpy.core.services import effects, machine, outbox, queries, replies, sessions
 from liftpy.core.wire import chunking, filters, producer_note, subjects
+from liftpy.core.wire.rejections import RejectReason
 from liftpy.nats import reconnect_backoff
 from liftpy.service.settings import ServiceSettings
 from liftpy.spark import options, range_reader
@@ -215,6 +215,6 @@ def test_docs_troubleshooting_page_lists_every_error_ack_and_exit_code() -> None
     text = pages()["docs/troubleshooting.md"]
     first_cells = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
     codes = {error.code for error in from_code.errors_of_the_code()} - {"LIFT_ERROR"}
-    reasons = {reason.name for reason in replication_effects.RejectReason}
+    reasons = {reason.name for reason in RejectReason}
     assert codes | reasons <= first_cells, codes | reasons - first_cells
     assert {"0", "1", "2", "3", "75", "78", "130"} <= set(re.findall(r"^\| (\d+) \|", text, re.MULTILINE))

@@ -23,12 +23,12 @@ from liftpy.config import AckPolicy
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.instruments import PublishTimes
 from liftpy.core.publish.dedup_window import StoredId
-from liftpy.core.publish.jetstream_headers import Rejection, stream_of
+from liftpy.core.publish.jetstream_headers import stream_of
 from liftpy.core.publish.memory_budget import LEAST_WAIT_MS
-from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.envelope import POLICIES, run_end
+from liftpy.core.wire.rejections import Rejection, RejectReason
 
 JETSTREAM_ERRORS: dict[RejectReason, tuple[int, int, str]] = {
     RejectReason.UNKNOWN: (500, 10077, "the message could not be stored"),

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from liftpy.core.publish.jetstream_headers import PublishConditions, Rejection, wrong_last_id, wrong_sequence
+from liftpy.core.publish.jetstream_headers import PublishConditions, wrong_last_id, wrong_sequence
 from liftpy.core.publish.last_per_subject import MANY
 from liftpy.core.publish.log_state import LogState
 from liftpy.core.publish.message_decoder import MessageColumns
-from liftpy.core.replication.effects import RejectReason
+from liftpy.core.wire.rejections import Rejection, RejectReason
 from liftpy.core.wire.subjects import has_wildcards, matcher
 
 UNINDEXED = Rejection(

@@ -30,7 +30,6 @@ from liftpy.core.log.log import Log
 from liftpy.core.publish.acks import PendingAcks, Publishers, envelope_of
 from liftpy.core.publish.conditions import UNINDEXED, index_key, unmet_conditions
 from liftpy.core.publish.dedup_window import StoredId
-from liftpy.core.publish.jetstream_headers import Rejection
 from liftpy.core.publish.log_state import LogState
 from liftpy.core.publish.log_state_part import ProducerSequences
 from liftpy.core.publish.memory_budget import WAITING_PUBLISHER_BYTES, AckDelay, MemoryBudget
@@ -56,12 +55,13 @@ from liftpy.core.publish.producer_state import (
 )
 from liftpy.core.publish.quota import Quota, quota_for
 from liftpy.core.publish.standby import FailoverBacklog
-from liftpy.core.replication.effects import AppendBatch, RejectReason
+from liftpy.core.replication.effects import AppendBatch
 from liftpy.core.replication.events import DuplicateReceived, PublishesReceived
 from liftpy.core.replication.replica import Replica
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import MAX_BATCH_BYTES, BatchTooLargeError, Body, add_header, encode_body
 from liftpy.core.wire.envelope import MAGIC
+from liftpy.core.wire.rejections import Rejection, RejectReason
 
 IDS_LOST = "message_ids_lost"
 """Reason for dropping publishes whose message id may be stored already, because this node dropped ids for lack of memory."""

@@ -17,8 +17,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from liftpy.core.publish.dedup_window import MAX_ID_BYTES, MESSAGE_ID
-from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire.headers import Headers
+from liftpy.core.wire.rejections import Rejection, RejectReason
 
 EXPECTED_LAST_SEQUENCE = "Nats-Expected-Last-Sequence"
 FAST_BATCH_REPLY = b".$FI"
@@ -38,15 +38,6 @@ _INTEGER = re.compile(rb"[+-]?[0-9]{1,400}")
 _UNITS = {b"ns": 1e-9, b"us": 1e-6, b"\xc2\xb5s": 1e-6, b"ms": 1e-3, b"s": 1.0, b"m": 60.0, b"h": 3600.0}
 _PART = re.compile(rb"([0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})(ns|us|\xc2\xb5s|ms|s|m|h)")
 _DURATION = re.compile(rb"[+-]?(?:(?:[0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})(?:ns|us|\xc2\xb5s|ms|s|m|h)){1,16}")
-
-
-class Rejection(NamedTuple):
-    """Rejection of a message: reason, text for the publisher, and codes for JetStream clients."""
-
-    reason: RejectReason
-    detail: str
-    jetstream: tuple[int, int] | None = None
-    """(code, err_code) for a JetStream client. None: the codes of ``JETSTREAM_ERRORS``."""
 
 
 def _unsupported_rejection(err_code: int, detail: str, code: int = 400) -> Rejection:

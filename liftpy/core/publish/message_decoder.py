@@ -23,10 +23,9 @@ from liftpy.core.publish import jetstream_headers
 from liftpy.core.publish.acks import Envelope, Publishers
 from liftpy.core.publish.dedup_window import MAX_ID_BYTES, MESSAGE_ID, ids_of, is_id
 from liftpy.core.publish.digest import RollingDigest
-from liftpy.core.publish.jetstream_headers import FAST_BATCH_REPLY, PublishConditions, Rejection, first_refused
+from liftpy.core.publish.jetstream_headers import FAST_BATCH_REPLY, PublishConditions, first_refused
 from liftpy.core.publish.producer_state import Claim, ProducerRequest
 from liftpy.core.publish.quota import Quota
-from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import (
@@ -51,6 +50,7 @@ from liftpy.core.wire.batch_columns import (
 from liftpy.core.wire.envelope import MAGIC, FastEnvelope, MessageType
 from liftpy.core.wire.headers import ACK, KEY, REPLY_TO, TOMBSTONE, Headers, may_be_enveloped, parse_headers
 from liftpy.core.wire.producer_note import MAX_NAME_BYTES, MAX_UID_BYTES, Partitioning, ProducerNote, SourcePosition
+from liftpy.core.wire.rejections import Rejection, RejectReason
 from liftpy.core.wire.subjects import MAX_REPLY_BYTES, InboxRule, is_protocol_shaped
 from liftpy.errors import CorruptionError, LiftError, ProtocolError, UnknownFormatError
 

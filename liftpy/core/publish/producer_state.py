@@ -39,12 +39,11 @@ from typing import NamedTuple
 import crc32c
 
 from liftpy.core.publish.digest import DIGEST_BYTES, RollingDigest
-from liftpy.core.publish.jetstream_headers import Rejection
 from liftpy.core.publish.log_state_part import NewBatch, NodeStateMemory, Share, join_texts
-from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch_columns import ColumnSet
 from liftpy.core.wire.producer_note import BY_KEY, Partitioning, PartitioningMethod, ProducerNote, SourcePosition
+from liftpy.core.wire.rejections import Rejection, RejectReason
 from liftpy.errors import CorruptionError, ProtocolError
 
 _ROUND = 1 << 32

@@ -43,6 +43,7 @@ from liftpy.core.base.partition import Pause
 from liftpy.core.replication.events import Deadline
 from liftpy.core.replication.messages import Message, value
 from liftpy.core.replication.phases import RoleName
+from liftpy.core.wire.rejections import RejectReason
 
 
 @value
@@ -60,30 +61,6 @@ class AppendBatch:
     """LeaderEpoch in which this replica leads. The batch header contains it."""
     timestamp_ns: int
     """Wall clock when the publishes arrived, in nanoseconds since 1970."""
-
-
-class RejectReason(Enum):
-    """Reason for the rejection of a publish. The numbers are those of ``Ack.Error``."""
-
-    UNKNOWN = 1
-    INCORRECT_OFFSET = 2
-    TOO_LARGE = 3
-    READ_ONLY = 5
-    BELOW_MIN_ISR = 6
-    NO_SPACE = 7
-    NOT_LEADER = 8
-    MALFORMED = 9
-    OVERLOADED = 10
-    WRONG_STREAM = 11
-    UNSUPPORTED = 12
-    PRODUCER_FENCED = 13
-    OUT_OF_ORDER = 14
-    DIVERGED_PRODUCER = 15
-    UNKNOWN_PRODUCER = 16
-    PRODUCER_CONFLICT = 17
-    PAUSED = 18
-    QUOTA = 19
-    RECORDS_LOST = 20
 
 
 @value

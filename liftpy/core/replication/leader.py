@@ -42,7 +42,6 @@ from liftpy.core.replication.effects import (
     ProbeReplica,
     ProposeIsr,
     RejectPublishes,
-    RejectReason,
     ReplayLog,
     SendAcks,
     StartServing,
@@ -63,6 +62,7 @@ from liftpy.core.replication.isr import IsrChange, SlowFlushes, new_high_waterma
 from liftpy.core.replication.messages import EpochQuery, FetchRequest, LeaderNotice
 from liftpy.core.replication.phases import LeaderPhase, Phase, RoleName
 from liftpy.core.replication.role import Effects, ReplicaContext, ReplicaRole, nanoseconds
+from liftpy.core.wire.rejections import RejectReason
 
 REASONS_OF_ANY_LEADER = frozenset({RejectReason.READ_ONLY, RejectReason.PAUSED})
 _AGAIN_NS = 250_000_000

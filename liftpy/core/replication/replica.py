@@ -39,7 +39,6 @@ from liftpy.core.replication.effects import (
     LeaveIsr,
     PersistLeaderEpoch,
     RejectPublishes,
-    RejectReason,
     ReplayLog,
     ReportPromotion,
     StartServing,
@@ -53,6 +52,7 @@ from liftpy.core.replication.log_offsets import LogOffsets, OffsetCheckResult, c
 from liftpy.core.replication.messages import EpochAnswer, EpochQuery, FetchRefusal, FetchRequest, LeaderNotice
 from liftpy.core.replication.phases import InactivePhase, LeaderPhase, RoleName
 from liftpy.core.replication.role import Backoff, Effects, NodeContext, ReplicaContext, ReplicaRole, nanoseconds
+from liftpy.core.wire.rejections import RejectReason
 
 _REPORTS_PER_TIMEOUT = 4
 """Number of promotion reports that a candidate sends within ``candidate_timeout_s``."""

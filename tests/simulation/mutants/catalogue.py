@@ -36,6 +36,7 @@ from liftpy.core.replication.messages import EpochAnswer, RefusalReason
 from liftpy.core.replication.phases import FollowerPhase, LeaderPhase
 from liftpy.core.replication.replica import Replica
 from liftpy.core.replication.role import ReplicaContext
+from liftpy.core.wire.rejections import RejectReason
 from tests.simulation.mutants import moving, unseen
 from tests.simulation.mutants.bug import Mutant, Patches, method
 
@@ -440,7 +441,7 @@ def negative_ack_without_a_lease() -> Patches:
         if self.shared.lease.is_current(now_ns):
             _publishes_received(self, event, now_ns, out)
         else:
-            out.append(do.RejectPublishes(token=event.token, reason=do.RejectReason.NOT_LEADER))
+            out.append(do.RejectPublishes(token=event.token, reason=RejectReason.NOT_LEADER))
 
     return [method(LeaderRole, "publishes_received", reject)]
 
@@ -449,7 +450,7 @@ def negative_ack_of_a_non_leader() -> Patches:
     from liftpy.core.replication.role import ReplicaRole
 
     def reject(self: ReplicaRole, event: Any, now_ns: int, out: list) -> None:
-        out.append(do.RejectPublishes(token=event.token, reason=do.RejectReason.NOT_LEADER))
+        out.append(do.RejectPublishes(token=event.token, reason=RejectReason.NOT_LEADER))
 
     return [method(ReplicaRole, "publishes_received", reject)]
 

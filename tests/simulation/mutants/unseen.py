@@ -16,6 +16,7 @@ from liftpy.core.replication.inflight_limits import InflightLimits
 from liftpy.core.replication.leader import LeaderRole
 from liftpy.core.replication.lease import REPLICATION, DataPath, Lease
 from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.rejections import RejectReason
 from tests.simulation.mutants.bug import Mutant, Patches, method
 
 
@@ -139,7 +140,7 @@ def who_asks_for_a_successor_takes_no_more() -> Patches:
 
     def take(self: LeaderRole, event: Any, now_ns: int, out: list) -> None:
         if getattr(self, "has_asked", False):
-            out.append(do.DropPublishes(token=event.token, reason=do.RejectReason.NOT_LEADER))
+            out.append(do.DropPublishes(token=event.token, reason=RejectReason.NOT_LEADER))
         else:
             real_take(self, event, now_ns, out)
 

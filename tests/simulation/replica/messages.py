@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from liftpy.config import AckPolicy
 from liftpy.core.publish.state_transfer import StatePiece, StatePieceRequest
 from liftpy.core.replication.combined_fetches import CombinedFetch
-from liftpy.core.replication.effects import RejectReason
 from liftpy.core.replication.messages import FetchRequest
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import RecordBatch
 from liftpy.core.wire.chunking import NOTHING, PartialBatch, Piece
 from liftpy.core.wire.envelope import MAGIC, MessageType
+from liftpy.core.wire.rejections import RejectReason
 
 _TYPE = 7
 """Position of the type in an envelope."""

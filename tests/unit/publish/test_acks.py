@@ -10,11 +10,10 @@ import pytest
 from liftpy.config import AckPolicy
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.publish.acks import AckResendBuffer, Envelope, PendingAcks, Publishers
-from liftpy.core.publish.jetstream_headers import Rejection
-from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.envelope import FastEnvelope
+from liftpy.core.wire.rejections import Rejection, RejectReason
 from tests.ack_runs import answered_by
 from tests.each import each
 from tests.unit.publish.batches import Bench

@@ -10,11 +10,11 @@ import pytest
 
 from liftpy.config import AckPolicy, Codec, StreamConfig
 from liftpy.core.publish.message_decoder import MAX_BATCH_RECORDS
-from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import parse_batch
 from liftpy.core.wire.batch_columns import Columns
+from liftpy.core.wire.rejections import RejectReason
 from tests.batches import build_batch
 from tests.each import each
 from tests.unit.publish.batches import Bench, published

@@ -17,11 +17,12 @@ from liftpy.core.publish.acks import Publishers
 from liftpy.core.publish.jetstream_headers import PublishConditions, expected_in, rejection_after_sequence
 from liftpy.core.publish.log_state import LogState
 from liftpy.core.publish.message_decoder import MessageColumns
-from liftpy.core.replication.effects import AppendBatch, RejectReason
+from liftpy.core.replication.effects import AppendBatch
 from liftpy.core.replication.events import PublishesReceived
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import parse_batch
+from liftpy.core.wire.rejections import RejectReason
 from liftpy.core.wire.subjects import has_wildcards, matcher
 from liftpy.testing.memory import memory_cluster
 from tests.unit.publish.ingest_bench import Bench as IngestBench

@@ -24,8 +24,8 @@ from liftpy.core.publish.producer_state import (
     ProducerRequest,
     Producers,
 )
-from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire.batch import parse_batch
+from liftpy.core.wire.rejections import RejectReason
 from tests.batches import build_batch
 from tests.unit.publish.ingest_bench import turn
 from tests.unit.publish.test_duplicates import Bench as DuplicatesBench

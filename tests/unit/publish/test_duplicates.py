@@ -6,11 +6,12 @@ import json
 from typing import Any
 
 from liftpy.config import AckPolicy
-from liftpy.core.replication.effects import AppendBatch, RejectReason
+from liftpy.core.replication.effects import AppendBatch
 from liftpy.core.replication.events import DuplicateReceived, PublishesReceived
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import parse_batch
+from liftpy.core.wire.rejections import RejectReason
 from tests.batches import build_batch
 from tests.unit.publish.ingest_bench import Bench as IngestBench
 from tests.unit.publish.ingest_bench import turn

@@ -9,11 +9,11 @@ import pytest
 
 from liftpy.config import AckPolicy
 from liftpy.core.publish.memory_budget import NodePublishMemory
-from liftpy.core.replication.effects import RejectReason
 from liftpy.core.replication.events import PublishesReceived
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import parse_batch
+from liftpy.core.wire.rejections import RejectReason
 from tests.unit.publish.ingest_bench import Bench, FakeBus, turn
 
 

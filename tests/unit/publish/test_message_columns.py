@@ -12,10 +12,10 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.publish import jetstream_headers
 from liftpy.core.publish.acks import PendingAcks, Publishers
 from liftpy.core.publish.message_decoder import MessageColumns, MessageDecoder
-from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import client_pb2, replication_pb2
 from liftpy.core.wire.batch import parse_batch
+from liftpy.core.wire.rejections import RejectReason
 from liftpy.core.wire.subjects import InboxRule
 from sidecar.transport.liveness import QUESTION
 from tests.each import each

@@ -10,6 +10,7 @@ from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.events import Deadline
 from liftpy.core.replication.messages import EpochAnswer, EpochQuery, FetchRefusal, FetchRequest, LeaderNotice, RefusalReason
+from liftpy.core.wire.rejections import RejectReason
 from tests.unit.replication.stepping import KEY, S, Stepped, idle, state
 
 
@@ -293,7 +294,7 @@ def failed(stepped: Stepped, *, no_space: bool = False, token: int = 0) -> list[
 
 def test_leader_with_a_full_disk_rejects_publishes_only_with_a_lease() -> None:
     for no_space, told in (
-        (True, do.RejectPublishes(token=50, reason=do.RejectReason.NO_SPACE)),
+        (True, do.RejectPublishes(token=50, reason=RejectReason.NO_SPACE)),
         (False, do.DropPublishes(token=50)),
     ):
         stepped = Stepped("a").leads()

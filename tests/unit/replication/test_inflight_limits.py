@@ -9,6 +9,7 @@ from liftpy.core.replication import events as ev
 from liftpy.core.replication.combined_fetches import CombinedFetch, CombinedFetches
 from liftpy.core.replication.inflight_limits import RECORD_OVERHEAD_BYTES, InflightLimits, NodeInflight, size_in_memory
 from liftpy.core.replication.isr import FollowerProgress, wanted_isr
+from liftpy.core.wire.rejections import RejectReason
 from tests.unit.replication.stepping import KEY, S, Stepped, leader_context, state
 
 KIB = 1024
@@ -81,12 +82,12 @@ def test_leader_above_its_queue_limit_rejects_or_drops_publishes() -> None:
     for _ in range(5):
         publish(leader)
     token = publish(leader)
-    assert leader.sent() == [do.DropPublishes(token=token, reason=do.RejectReason.OVERLOADED)]
+    assert leader.sent() == [do.DropPublishes(token=token, reason=RejectReason.OVERLOADED)]
     token = publish(leader, plain=False)
-    assert leader.sent() == [do.RejectPublishes(token=token, reason=do.RejectReason.OVERLOADED)]
+    assert leader.sent() == [do.RejectPublishes(token=token, reason=RejectReason.OVERLOADED)]
     leader.now_ns += 30 * S
     token = publish(leader, plain=False)
-    assert leader.sent() == [do.DropPublishes(token=token, reason=do.RejectReason.OVERLOADED)], "without a lease nobody is told"
+    assert leader.sent() == [do.DropPublishes(token=token, reason=RejectReason.OVERLOADED)], "without a lease nobody is told"
 
 
 def test_conditional_publish_at_the_inflight_limit_is_rejected_while_other_publishes_are_queued() -> None:
@@ -99,7 +100,7 @@ def test_conditional_publish_at_the_inflight_limit_is_rejected_while_other_publi
     assert leader.has(do.DropPublishes), "c has not joined: nobody may be told"
     leader.fetch("c", -1)
     leader.step(ev.PublishesReceived(token=leader.tokens, record_count=1, size_bytes=10, received_wall_ns=0, conditional=True))
-    assert leader.sent() == [do.RejectPublishes(token=leader.tokens, reason=do.RejectReason.OVERLOADED)]
+    assert leader.sent() == [do.RejectPublishes(token=leader.tokens, reason=RejectReason.OVERLOADED)]
 
 
 def test_leader_below_min_isr_queues_publishes_without_reply_until_the_isr_grows() -> None:
@@ -107,9 +108,9 @@ def test_leader_below_min_isr_queues_publishes_without_reply_until_the_isr_grows
     held = [publish(leader) for _ in range(2)]
     assert leader.sent() == []
     refused = publish(leader, plain=False)
-    assert leader.sent() == [do.RejectPublishes(token=refused, reason=do.RejectReason.BELOW_MIN_ISR)]
+    assert leader.sent() == [do.RejectPublishes(token=refused, reason=RejectReason.BELOW_MIN_ISR)]
     lost = publish(leader)
-    assert leader.sent() == [do.DropPublishes(token=lost, reason=do.RejectReason.BELOW_MIN_ISR)]
+    assert leader.sent() == [do.DropPublishes(token=lost, reason=RejectReason.BELOW_MIN_ISR)]
     leader.told(state(isr="ab", leader_epoch=2, epoch=2))
     assert appended(leader) == held
 
@@ -132,7 +133,7 @@ def test_queued_publishes_with_reply_are_rejected_when_the_isr_shrinks_below_min
         publish(leader)
     plain, waiting = publish(leader), publish(leader, plain=False)
     leader.told(state(isr="a", leader_epoch=2, epoch=2))
-    assert leader.only(do.RejectPublishes) == do.RejectPublishes(token=waiting, reason=do.RejectReason.BELOW_MIN_ISR)
+    assert leader.only(do.RejectPublishes) == do.RejectPublishes(token=waiting, reason=RejectReason.BELOW_MIN_ISR)
     leader.told(state(isr="abc", leader_epoch=2, epoch=3))
     leader.fetch("b", 2)
     leader.fetch("c", 2)
@@ -148,7 +149,7 @@ def test_queued_publishes_are_dropped_when_the_leadership_ends() -> None:
         publish(leader)
     assert (node.unreplicated_bytes, node.held_bytes) == (3 * STORED_BYTES, BATCH_BYTES)
     leader.told(state("b", leader_epoch=3, epoch=2))
-    assert leader.only(do.DropPublishes) == do.DropPublishes(token=leader.tokens, reason=do.RejectReason.NOT_LEADER)
+    assert leader.only(do.DropPublishes) == do.DropPublishes(token=leader.tokens, reason=RejectReason.NOT_LEADER)
     assert (node.unreplicated_bytes, node.held_bytes, node.full_count) == (0, 0, 0)
 
 

@@ -16,6 +16,7 @@ from liftpy.core.replication.events import Deadline
 from liftpy.core.replication.isr import IsrChange, new_high_watermark, quorum_high_watermark
 from liftpy.core.replication.messages import EpochAnswer, EpochQuery, FetchRefusal, FetchRequest, LeaderNotice, RefusalReason
 from liftpy.core.replication.replica import ReplicaSnapshot
+from liftpy.core.wire.rejections import RejectReason
 from tests.each import each
 from tests.unit.replication.stepping import KEY, S, Stepped, state
 
@@ -198,7 +199,7 @@ def test_leader_sends_no_rejection_while_an_isr_member_may_follow_the_previous_l
     leader.fetch("b", -1)
     assert leader.replica.may_refuse_publishers(leader.now_ns)
     leader.publish()
-    assert leader.only(do.RejectPublishes).reason is do.RejectReason.BELOW_MIN_ISR
+    assert leader.only(do.RejectPublishes).reason is RejectReason.BELOW_MIN_ISR
     leader.told(state(isr="ab", leader_epoch=2, min_isr=3, epoch=2), live={"a": 1, "b": 2, "c": 1})
     assert not leader.replica.may_refuse_publishers(leader.now_ns), "b has started again"
 

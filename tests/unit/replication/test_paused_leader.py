@@ -9,6 +9,7 @@ import pytest
 from liftpy.core.base.partition import PartitionMetadata, Pause
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
+from liftpy.core.wire.rejections import RejectReason
 from tests.unit.replication.stepping import S, Stepped, state
 
 MS = S // 1000
@@ -50,14 +51,12 @@ def appended(leader: Stepped) -> list[int]:
 def test_paused_leader_rejects_or_drops_publishes(conditional: bool) -> None:
     leader = a_leader(Pause.UNTIL_RESUMED)
     token = publish(leader, conditional=conditional)
-    assert leader.sent() == [do.RejectPublishes(token=token, reason=do.RejectReason.PAUSED)]
+    assert leader.sent() == [do.RejectPublishes(token=token, reason=RejectReason.PAUSED)]
     token = publish(leader, plain=True, conditional=conditional)
-    assert leader.sent() == [do.DropPublishes(token=token, reason=do.RejectReason.PAUSED)]
+    assert leader.sent() == [do.DropPublishes(token=token, reason=RejectReason.PAUSED)]
     leader.now_ns += 30 * S
     token = publish(leader)
-    assert leader.sent() == [do.DropPublishes(token=token, reason=do.RejectReason.PAUSED)], (
-        "without a lease nobody is told [A2]"
-    )
+    assert leader.sent() == [do.DropPublishes(token=token, reason=RejectReason.PAUSED)], "without a lease nobody is told [A2]"
 
 
 def test_paused_leader_appends_publishes_queued_before_the_pause() -> None:
@@ -66,7 +65,7 @@ def test_paused_leader_appends_publishes_queued_before_the_pause() -> None:
     assert appended(leader) == []
     leader.told(paused(Pause.UNTIL_RESUMED, "a", epoch=3))
     refused = publish(leader, plain=True)
-    assert leader.sent() == [do.DropPublishes(token=refused, reason=do.RejectReason.PAUSED)]
+    assert leader.sent() == [do.DropPublishes(token=refused, reason=RejectReason.PAUSED)]
     leader.told(paused(Pause.UNTIL_RESUMED, "ab", epoch=4))
     assert appended(leader) == [token]
 
@@ -96,7 +95,7 @@ def test_partition_paused_until_publish_queues_a_conditional_publish_only_as_the
     leader = a_leader(Pause.UNTIL_PUBLISH)
     first = publish(leader, conditional=True)
     second = publish(leader, conditional=True)
-    assert leader.sent() == [do.RejectPublishes(token=second, reason=do.RejectReason.OVERLOADED)]
+    assert leader.sent() == [do.RejectPublishes(token=second, reason=RejectReason.OVERLOADED)]
     third = publish(leader)
     leader.told(paused(Pause.ENDING, epoch=3))
     assert appended(leader) == [first, third]
@@ -148,7 +147,7 @@ def test_publish_queued_by_a_pause_is_stored_when_an_operator_pauses_the_stream(
     leader.told(paused(Pause.UNTIL_RESUMED, pauses=2, epoch=3))
     assert appended(leader) == [token]
     publish(leader)
-    assert leader.only(do.RejectPublishes).reason is do.RejectReason.PAUSED
+    assert leader.only(do.RejectPublishes).reason is RejectReason.PAUSED
 
 
 @pytest.mark.parametrize("until", list(Pause))

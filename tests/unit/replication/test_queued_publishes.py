@@ -12,6 +12,7 @@ from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.lease import missed_by_all_nodes
 from liftpy.core.replication.replica import standby_successor_of
+from liftpy.core.wire.rejections import RejectReason
 from tests.each import each
 from tests.unit.replication.stepping import S, Stepped, state
 
@@ -35,16 +36,16 @@ def test_read_only_stream_rejects_or_drops_publishes() -> None:
     assert leader.has(do.AppendBatch)
     leader.told(with_settings(state(leader_epoch=2), read_only=True))
     token = publish(leader, plain=False)
-    assert leader.sent() == [do.RejectPublishes(token=token, reason=do.RejectReason.READ_ONLY)]
+    assert leader.sent() == [do.RejectPublishes(token=token, reason=RejectReason.READ_ONLY)]
     token = publish(leader, plain=True)
-    assert leader.sent() == [do.DropPublishes(token=token, reason=do.RejectReason.READ_ONLY)]
+    assert leader.sent() == [do.DropPublishes(token=token, reason=RejectReason.READ_ONLY)]
     leader.told(state(leader_epoch=2))
     publish(leader, plain=True)
     assert leader.has(do.AppendBatch), "and takes all again"
     leader.told(with_settings(state(leader_epoch=2), read_only=True))
     leader.now_ns += 30 * S
     token = publish(leader, plain=False)
-    assert leader.sent() == [do.DropPublishes(token=token, reason=do.RejectReason.READ_ONLY)], (
+    assert leader.sent() == [do.DropPublishes(token=token, reason=RejectReason.READ_ONLY)], (
         "without a lease nobody is told [A2]"
     )
 
@@ -70,7 +71,7 @@ def test_publishes_queued_too_long_below_min_isr_are_dropped_in_order() -> None:
     leader.step(ev.DeadlineReached(kind=ev.Deadline.LAG))
     assert not leader.has(do.DropPublishes)
     leader.now_ns = 110 * S
-    assert looked(leader) == [do.DropPublishes(token=first, reason=do.RejectReason.BELOW_MIN_ISR)]
+    assert looked(leader) == [do.DropPublishes(token=first, reason=RejectReason.BELOW_MIN_ISR)]
     leader.told(with_settings(state(isr="ab", leader_epoch=2, epoch=2), min_isr_hold_timeout_s=10.0))
     kept = [effect.token for effect in leader.out if isinstance(effect, do.AppendBatch)]
     assert kept == [second, third]
@@ -101,8 +102,8 @@ def test_publishes_queued_too_long_by_a_pause_are_rejected_or_dropped() -> None:
     leader.fire(ev.Deadline.LAG)
     refused = [effect for effect in leader.sent() if isinstance(effect, do.DropPublishes | do.RejectPublishes)]
     assert [(effect.token, effect.reason) for effect in refused] == [
-        (first, do.RejectReason.PAUSED),
-        (second, do.RejectReason.PAUSED),
+        (first, RejectReason.PAUSED),
+        (second, RejectReason.PAUSED),
     ]
     assert isinstance(refused[0], do.DropPublishes)
 

@@ -9,12 +9,12 @@ import pytest
 
 from liftpy.core.base.partition import MoveReason, PartitionStatus, Pause
 from liftpy.core.groups.queue import PieceKind
-from liftpy.core.replication.effects import RejectReason
 from liftpy.core.replication.messages import RefusalReason
 from liftpy.core.services.snapshot import Section
 from liftpy.core.wire._pb import client_pb2, cluster_pb2, replication_pb2
 from liftpy.core.wire.envelope import MessageType
 from liftpy.core.wire.producer_note import PartitioningMethod
+from liftpy.core.wire.rejections import RejectReason
 from liftpy.core.wire.worker_frames import FrameKind
 
 
