@@ -52,7 +52,7 @@ def a_worker(stream: str = "s", partition: int = 0, role: RoleName = RoleName.LE
     return StandIn(**{
         "key": PartitionKey(stream, "u1", partition), "node_id": "n1", "state": state, "config": StreamConfig(min_isr=2),
         "ingest": SimpleNamespace(counters=counters, reader=SimpleNamespace(poison_envelopes=6, refused_replies=7)),
-        "derived": SimpleNamespace(
+        "log_state": SimpleNamespace(
             ids=SimpleNamespace(evicted_count=8), producers=SimpleNamespace(evicted_count=9), replayed_bytes=11,
             subjects=SimpleNamespace(state="ready"),
         ),
