@@ -11,7 +11,6 @@ leadership, and write the clean-stop marker only if all data is on disk [S9].
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import os
 import signal
@@ -23,8 +22,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from liftpy.client.closest_replica import this_host
-from liftpy.config import NS_PER_S
 from liftpy.core.base.instruments import Instruments
 from liftpy.core.base.worker_assignment import WorkerShare
 from liftpy.core.log.epoch_promises import PromiseJournal
@@ -34,7 +31,6 @@ from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.node_identity import EarlierProcessCheck, damaged_logs_to_name, stopped_cleanly
 from liftpy.core.observe.node_health import HealthInput
 from liftpy.core.partition.reads import MAX_WAITING_BYTES, ReadBudget
-from liftpy.core.publish.log_state_part import NodeStateMemory
 from liftpy.core.publish.memory_budget import (
     READERS_SHARE,
     STANDBY_SHARE,
@@ -44,9 +40,7 @@ from liftpy.core.publish.memory_budget import (
     limit_of,
 )
 from liftpy.core.publish.standby import NodeStandbyMemory
-from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.core.replication.inflight_limits import NodeInflight
-from liftpy.core.replication.lease import Lease
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.credentials import Credentials
@@ -62,20 +56,17 @@ from sidecar.metadata.group_thread import GroupThread
 from sidecar.metadata.identity import NodeFile, PreviousProcess, unknown_folders
 from sidecar.metadata.membership import Membership, wait_for_predecessor
 from sidecar.node.reload import ReloadableParts, SettingsReloader
-from sidecar.partition.combined_fetches import FetchCombiner, FetchSender
-from sidecar.partition.deletions import Deletions, UnknownStreams
+from sidecar.partition.combined_fetches import FetchCombiner
+from sidecar.partition.deletions import UnknownStreams
 from sidecar.partition.housekeeping import Housekeeping
-from sidecar.partition.leadership import LeadershipTransfers
 from sidecar.partition.metric_sums import NodeCounts, StreamLabels
+from sidecar.partition.node_tools import NodePorts, create_node_tools
 from sidecar.partition.promises import Promises
 from sidecar.partition.proposals import Proposals
-from sidecar.partition.reads import ReadTools
 from sidecar.partition.recovery import RecoveredLogs
 from sidecar.partition.replica_manager import NotifyHandler, Partitions
-from sidecar.partition.replication import AnswerRouter, Notifications
 from sidecar.partition.scrub import Scrub
 from sidecar.partition.services import ServiceHandler
-from sidecar.partition.worker import NodeTools
 from sidecar.runtime import clock
 from sidecar.runtime.components import Component, close_all, close_of, no_step, require_started, start_all
 from sidecar.runtime.logs import LOGS
@@ -115,7 +106,6 @@ _CLOSE_SUBJECTS_TIMEOUT_S = 0.5
 _DRAIN_TIMEOUT_S = 3.0
 _LEAVE_TIMEOUT_S = 1.0
 _LIVE_TIMEOUT_S = 5.0
-_ACK_IDS_PER_INCARNATION = 1 << 32
 SLOW_STOP_S = 1.0
 """Time after a failed start at which the node logs the error, unless its stop has ended. The command prints the error at the end."""
 
@@ -488,7 +478,31 @@ class Node(RunningNode):
         settings, bus = self.settings, links.replication
         counts = NodeCounts(StreamLabels(settings.metrics_streams))
         clocks = ClockWatch(settings.node_id, bus, self.subjects, group, self.counters)
-        tools = self._node_tools(links, clocks, group, folder, previous, promises, counts)
+        self._probes = Probes(bus, self.subjects)
+        ports = NodePorts(
+            links=links,
+            folder=folder,
+            clocks=clocks,
+            probes=self._probes,
+            process=self,
+            timers=self._timers,
+            pool=self._pool,
+            flush_runner=self._flush_runner,
+            flush_times=self._flush_times,
+            inflight=self._memory.inflight,
+            standby_memory=self._memory.standby,
+            memory_budget=self._memory.room,
+            drops=self._drops,
+            counters=self.counters,
+            instruments=self.instruments,
+            tracing=self._tracing,
+            changed_partitions=counts.changed_partitions,
+            previous=previous,
+            recovered=self._recovered,
+            promises=promises,
+        )
+        tools = create_node_tools(settings, self.incarnation, group, self._deliver, self._memory.reads, ports)
+        self._proposals, self._fetch_combiner = tools.proposals, tools.fetch_combiner
         self.partitions = Partitions(tools, counts, share=self.share)
         notify, combined = self.subjects.notify(settings.node_id), self._workers.answer_combined_fetches(tools.fetch_combiner)
         answer = combined if not self.share.number else lambda reply, body: None  # the first process answers for all processes
@@ -515,73 +529,6 @@ class Node(RunningNode):
         self.status.begin_history()
         self._housekeeping = Housekeeping(partitions, settings.replication.hw_checkpoint_interval_s, folder.path, self.repair)
         self._housekeeping.start()
-
-    def _node_tools(
-        self,
-        links: NodeConnections,
-        clocks: ClockWatch,
-        group: MetadataGroup,
-        folder: DataDirectory,
-        previous: PreviousProcess,
-        promises: Promises,
-        counts: NodeCounts,
-    ) -> NodeTools:
-        """Create what all partitions of this node share."""
-        settings, times, bus = self.settings, self.settings.replication, links.replication
-        self._proposals = Proposals(group, settings.node_id, self.incarnation)
-        self._probes, router = Probes(bus, self.subjects), AnswerRouter(bus)
-        combiner = self._fetch_combiner = FetchCombiner(
-            router,
-            self.subjects,
-            FetchSender(settings.node_id, self.incarnation),
-            self._node_inboxes,
-            times,
-            self._timers,
-            self._deliver,
-            self.counters,
-        )
-        host = this_host() if settings.local_file_reads else ""
-        reads = ReadTools(
-            links.reads, self.subjects, self._inboxes, self._timers, self.counters, self._memory.reads, self.instruments, host
-        )
-        return NodeTools(
-            settings=settings,
-            incarnation=self.incarnation,
-            ack_ids=itertools.count(self.incarnation * _ACK_IDS_PER_INCARNATION),
-            links=links,
-            inflight=self._memory.inflight,
-            lease=Lease(round(times.lease_s * NS_PER_S)),
-            standby_memory=self._memory.standby,
-            memory_budget=self._memory.room,
-            state_memory=NodeStateMemory(times.node_dedup_state_bytes),
-            copy_limit=CatchupThrottle.from_config(times),
-            clocks=clocks,
-            drops=self._drops,
-            subjects=self.subjects,
-            node_inboxes=self._node_inboxes,
-            router=router,
-            notifications=Notifications(bus, self.subjects),
-            fetch_combiner=combiner,
-            probes=self._probes,
-            proposals=self._proposals,
-            timers=self._timers,
-            pool=self._pool,
-            counters=self.counters,
-            changed_partitions=counts.changed_partitions,
-            flush_times=self._flush_times,
-            reads=reads,
-            flush_runner=self._flush_runner,
-            instruments=self.instruments,
-            tracing=self._tracing,
-            process=self,
-            transfers=LeadershipTransfers(links),
-            folder=folder,
-            deletions=Deletions(group, settings.node_id, decides=lambda: group.decides),
-            previous=previous,
-            recovered=self._recovered,
-            promises=promises,
-            image=lambda: group.image,
-        )
 
     def _deliver(self, stream: str, partition: int, uid: str, event: Any) -> None:
         if self.partitions is not None:

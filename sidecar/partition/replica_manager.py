@@ -36,10 +36,11 @@ from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.request_guard import RequestGuard
 from sidecar.partition.deletions import LATER_S
 from sidecar.partition.metric_sums import NodeCounts
+from sidecar.partition.node_tools import NodeTools
 from sidecar.partition.ports import WallClock
 from sidecar.partition.reads import ReadSubjects
 from sidecar.partition.services import PartitionServices
-from sidecar.partition.worker import NodeTools, PartitionWorker, open_worker
+from sidecar.partition.worker import PartitionWorker, open_worker
 from sidecar.runtime import clock
 from sidecar.runtime.logs import WarningLogRateLimit
 from sidecar.runtime.memory import GarbageCollection

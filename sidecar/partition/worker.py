@@ -15,10 +15,7 @@ import logging
 import secrets
 import time
 import zlib
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Executor as Pool
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import partial
 from weakref import WeakSet
 
@@ -28,7 +25,6 @@ from liftpy.core.base.instruments import Instruments, PublishTimes
 from liftpy.core.base.partition import PartitionMetadata, PartitionState
 from liftpy.core.log.log import Log, RecheckResult
 from liftpy.core.log.recovery import OpenReport, delete_quarantined_files
-from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.observe.tracing import SWITCHED, PartitionTraces
 from liftpy.core.partition.reads import ReplicaSource
 from liftpy.core.partition.shell import PartitionShell
@@ -36,12 +32,10 @@ from liftpy.core.publish.acks import PendingAcks
 from liftpy.core.publish.ingest import Ingest
 from liftpy.core.publish.log_state import LogState, create_log_state
 from liftpy.core.publish.log_state_part import NodeStateMemory
-from liftpy.core.publish.memory_budget import MemoryBudget
 from liftpy.core.publish.message_decoder import MessageDecoder
-from liftpy.core.publish.standby import FailoverBacklog, NodeStandbyMemory, Standby, StandbyBuffer, StandbyReplayRules
+from liftpy.core.publish.standby import FailoverBacklog, Standby, StandbyBuffer, StandbyReplayRules
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
-from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.core.replication.control_requests import Request
 from liftpy.core.replication.effects import CombineFetch, ConfirmCombinedFetch, Effect, Methods, SetDeadline, methods_of
 from liftpy.core.replication.events import (
@@ -51,37 +45,24 @@ from liftpy.core.replication.events import (
     LeaseChanged,
     NotificationReceived,
 )
-from liftpy.core.replication.inflight_limits import NodeInflight
-from liftpy.core.replication.lease import Lease
 from liftpy.core.replication.messages import EpochAnswer, EpochQuery, FetchRefusal, FetchRequest, LeaderNotice
 from liftpy.core.replication.phases import LeaderPhase
 from liftpy.core.replication.replica import Replica
 from liftpy.core.replication.role import NodeContext
-from liftpy.core.wire.subjects import InboxRule, Subjects, data_subject
+from liftpy.core.wire.subjects import data_subject
 from liftpy.errors import CorruptionError, InvariantError, LiftError, NoSpaceError, StorageError
 from sidecar.disk.data_folder import LAZY_FLUSH
-from sidecar.disk.flush_thread import FlushThread, NodeFlushTimes
-from sidecar.metadata.identity import PreviousProcess
-from sidecar.partition.combined_fetches import FetchCombiner
-from sidecar.partition.deletions import Deletions
 from sidecar.partition.flushing import Flusher, StateCheckpoints, StateFileMatch, load_state_file, read_state_file
-from sidecar.partition.leadership import LeadershipTransfers
-from sidecar.partition.ports import PartitionFolders, PresenceProbes, WallClock
-from sidecar.partition.promises import Promises
-from sidecar.partition.proposals import Proposals
-from sidecar.partition.reads import ReadSubjects, ReadTools
-from sidecar.partition.recovery import LogReplay, RecoveredLogs
-from sidecar.partition.replication import AnswerRouter, FetchClient, Notifications, ReplicationHandler
+from sidecar.partition.node_tools import NodeTools
+from sidecar.partition.reads import ReadSubjects
+from sidecar.partition.recovery import LogReplay
+from sidecar.partition.replication import FetchClient, ReplicationHandler
 from sidecar.partition.services import NoServices, PartitionServices
 from sidecar.runtime import clock
 from sidecar.runtime.logs import INFO_LOG_LIMIT, WarningLogRateLimit
 from sidecar.runtime.restarts import RunningNode
-from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.tasks import open_in_thread
-from sidecar.runtime.timers import EventTimer, Timer, Timers
-from sidecar.tracing.node_tracing import Tracing
-from sidecar.transport.ingest_connection import Drops
-from sidecar.transport.ports import Links
+from sidecar.runtime.timers import EventTimer, Timer
 
 logger = logging.getLogger("liftpy.partition")
 replica_logger = logging.getLogger("liftpy.replica")
@@ -110,53 +91,6 @@ _ROUTINE_EVENTS = frozenset({LeaseChanged, DeadlineReached, CombinedFetchReceive
 _EFFECTS_WITHOUT_CHANGE = frozenset({SetDeadline, ConfirmCombinedFetch})
 Step = tuple[int, Event, list[Effect]]
 """One step of a replica: (monotonic time in nanoseconds, event, effects)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeTools:
-    """Objects that all partitions of a node share."""
-
-    settings: NodeSettings
-    incarnation: int
-    ack_ids: Iterator[int]
-    """Ids of the orders to services. No process of the node has used an id twice."""
-    links: Links
-    inflight: NodeInflight
-    lease: Lease
-    standby_memory: NodeStandbyMemory
-    state_memory: NodeStateMemory
-    copy_limit: CatchupThrottle
-    clocks: WallClock
-    drops: Drops
-    subjects: Subjects
-    node_inboxes: InboxRule
-    router: AnswerRouter
-    notifications: Notifications
-    fetch_combiner: FetchCombiner
-    probes: PresenceProbes
-    proposals: Proposals
-    timers: Timers
-    pool: Pool
-    counters: Counter[str]
-    changed_partitions: set[PartitionWorker]
-    """Partitions whose metrics may have changed. Use it only on the event loop."""
-    memory_budget: MemoryBudget
-    reads: ReadTools
-    """Read tools with the inboxes of applications."""
-    flush_times: NodeFlushTimes
-    flush_runner: FlushThread
-    instruments: Instruments
-    tracing: Tracing
-    process: RunningNode
-    """The process that hosts the partitions."""
-    transfers: LeadershipTransfers
-    folder: PartitionFolders
-    deletions: Deletions
-    previous: PreviousProcess
-    recovered: RecoveredLogs
-    promises: Promises
-    image: Callable[[], ClusterImage]
-    """Returns the cluster as this node knows it now."""
 
 
 class PartitionWorker(PartitionShell):

@@ -20,9 +20,10 @@ from liftpy.nats.urls import shown_address
 from sidecar.groups.on_demand import CoordinatorsOnDemand
 from sidecar.metadata.clock_watch import ClockWatch
 from sidecar.metadata.group import MetadataGroup
+from sidecar.partition.node_tools import NodeTools
 from sidecar.partition.replica_manager import Partitions
 from sidecar.partition.scrub import Scrub
-from sidecar.partition.worker import NodeTools, PartitionWorker
+from sidecar.partition.worker import PartitionWorker
 from sidecar.runtime import clock
 from sidecar.transport.connection import BusConnection
 from sidecar.transport.connections import NodeConnections

@@ -67,6 +67,10 @@ class Links(Protocol):
         """Connection for publishes and their acks."""
 
     @property
+    def reads(self) -> Bus:
+        """Connection for the requests of readers."""
+
+    @property
     def standby(self) -> StandbyShell:
         """Connection for the publishes that standby followers buffer."""
 

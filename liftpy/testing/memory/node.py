@@ -8,7 +8,6 @@ and work that ends at once instead of threads.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -16,7 +15,7 @@ from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
-from liftpy.config import NS_PER_MS, NS_PER_S, ReplicationConfig
+from liftpy.config import NS_PER_MS, ReplicationConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.instruments import Instruments
 from liftpy.core.log.epoch_promises import PromiseJournal
@@ -25,31 +24,23 @@ from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.node_identity import DirectoryIdentity
-from liftpy.core.publish.log_state_part import NodeStateMemory
+from liftpy.core.partition.reads import ReadBudget
 from liftpy.core.publish.memory_budget import MemoryBudget
 from liftpy.core.publish.standby import NodeStandbyMemory
-from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.core.replication.inflight_limits import NodeInflight
-from liftpy.core.replication.lease import Lease
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from liftpy.core.wire.subjects import InboxRule, Subjects
+from liftpy.core.wire.subjects import Subjects
 from liftpy.testing.memory.group import MemoryGroup
 from liftpy.testing.memory.nats import Bus, NodeConnection
 from sidecar.disk.flush_thread import FlushThread, NodeFlushTimes
 from sidecar.metadata.group import MetadataGroup
 from sidecar.metadata.identity import PreviousProcess
-from sidecar.partition.combined_fetches import FetchCombiner, FetchSender
-from sidecar.partition.deletions import Deletions
 from sidecar.partition.housekeeping import Housekeeping
-from sidecar.partition.leadership import LeadershipTransfers
 from sidecar.partition.metric_sums import NodeCounts, StreamLabels
+from sidecar.partition.node_tools import NodePorts, NodeTools, create_node_tools
 from sidecar.partition.promises import Promises
-from sidecar.partition.proposals import Proposals
-from sidecar.partition.reads import ReadTools
 from sidecar.partition.recovery import RecoveredLogs
 from sidecar.partition.replica_manager import NotifyHandler, Partitions
-from sidecar.partition.replication import AnswerRouter, Notifications
-from sidecar.partition.worker import NodeTools
 from sidecar.runtime import clock
 from sidecar.runtime.memory import GarbageCollection
 from sidecar.runtime.restarts import RunningNode
@@ -58,8 +49,6 @@ from sidecar.runtime.tasks import spawn
 from sidecar.runtime.timers import Timers
 from sidecar.tracing.node_tracing import Tracing
 from sidecar.transport.ingest_connection import Drops
-
-_ACK_IDS_PER_INCARNATION = 1 << 32
 
 
 class MemoryNode:
@@ -155,7 +144,7 @@ class NodeProcess(RunningNode):
         self.member = _Member(group, node.loop)
         self._counts = NodeCounts(StreamLabels())
         self._timers, self._drops = Timers(node.loop), Drops()
-        tools = self._tools = self._make_tools()
+        tools = self._tools = self._create_tools()
         self.partitions = Partitions(tools, self._counts, garbage=_NoGarbageCollection())
         NotifyHandler(
             self.connection,
@@ -170,53 +159,36 @@ class NodeProcess(RunningNode):
         self._housekeeping = Housekeeping(self.partitions, interval_s, folder, self.repair, _run_inline)
         self._housekeeping.start()
 
-    def _make_tools(self) -> NodeTools:
-        node, connection, config, timers = self._node, self.connection, self._node.config, self._timers
-        node_id, subjects, counters, group = node.node_id, node.subjects, self.counters, self.member
+    def _create_tools(self) -> NodeTools:
+        node, config, subjects = self._node, self._node.config, self._node.subjects
         settings = NodeSettings(
-            node_id, Path(f"/memory/{node_id}"), namespace=subjects.namespace, inbox_prefixes=subjects.inbox_prefixes,
+            node.node_id, Path(f"/memory/{node.node_id}"), namespace=subjects.namespace, inbox_prefixes=subjects.inbox_prefixes,
             replication=config,
         )  # fmt: skip
-        node_inboxes, router, pool = InboxRule((subjects.inboxes(),)), AnswerRouter(connection), _InlinePool()
-        sender = FetchSender(node_id, self.incarnation)
-        return NodeTools(
-            settings=settings,
-            incarnation=self.incarnation,
-            image=lambda: group.image,
-            ack_ids=itertools.count(self.incarnation * _ACK_IDS_PER_INCARNATION),
-            links=connection,
-            inflight=NodeInflight(),
-            lease=Lease(round(config.lease_s * NS_PER_S)),
-            standby_memory=NodeStandbyMemory(config.node_standby_bytes),
-            state_memory=NodeStateMemory(config.node_dedup_state_bytes),
-            copy_limit=CatchupThrottle.from_config(config),
-            clocks=_HostClock(node),
-            drops=self._drops,
-            subjects=subjects,
-            node_inboxes=node_inboxes,
-            router=router,
-            notifications=Notifications(connection, subjects),
-            fetch_combiner=FetchCombiner(router, subjects, sender, node_inboxes, config, timers, self._deliver, counters),
-            probes=_Presence(node),
-            proposals=Proposals(group, node_id, self.incarnation),
-            timers=timers,
-            pool=pool,
-            counters=counters,
-            changed_partitions=self._counts.changed_partitions,
-            memory_budget=MemoryBudget(),
-            reads=ReadTools(connection, subjects, InboxRule(subjects.inbox_prefixes), timers, counters),
-            flush_times=NodeFlushTimes(counters),
-            flush_runner=_InlineFlushes(),
-            instruments=Instruments(),
-            tracing=Tracing(settings, counters),
-            process=self,
-            transfers=LeadershipTransfers(connection),
+        pool = _InlinePool()
+        ports = NodePorts(
+            links=self.connection,
             folder=_Folders(node),
-            deletions=Deletions(group, node_id, decides=lambda: group.decides),
+            clocks=_HostClock(node),
+            probes=_Presence(node),
+            process=self,
+            timers=self._timers,
+            pool=pool,
+            flush_runner=_InlineFlushes(),
+            flush_times=NodeFlushTimes(self.counters),
+            inflight=NodeInflight(),
+            standby_memory=NodeStandbyMemory(config.node_standby_bytes),
+            memory_budget=MemoryBudget(),
+            drops=self._drops,
+            counters=self.counters,
+            instruments=Instruments(),
+            tracing=Tracing(settings, self.counters),
+            changed_partitions=self._counts.changed_partitions,
             previous=self._previous,
             recovered=RecoveredLogs(),
-            promises=Promises(PromiseJournal(node.promises), pool, counters, self.fatal),
+            promises=Promises(PromiseJournal(node.promises), pool, self.counters, self.fatal),
         )
+        return create_node_tools(settings, self.incarnation, self.member, self._deliver, ReadBudget(), ports)
 
     def _deliver(self, stream: str, partition: int, uid: str, event: Any) -> None:
         self.partitions.deliver(stream, partition, uid, event)
