@@ -141,19 +141,12 @@ class PartitionWorker(PartitionShell):
         self.log_state.join(node.state_memory)
         self.replay = LogReplay(self)
         self.ingest = Ingest(
-            shell=node.links.ingest,
-            reader=self._decoder(own_subject),
-            config=node.settings.replication,
-            acks=self.acks,
-            replica=self.replica,
-            feed=feed,
-            log=log,
-            log_state=self.log_state,
-            now_ns=clock.now_ns,
-            wall_ns=node.clocks.stamp_ns,
-            on_drop=self._messages_dropped,
-            on_leave=self._ingest_left,
-            memory=node.memory_budget,
+            self,
+            node.links.ingest,
+            self._decoder(own_subject),
+            node.settings.replication,
+            node.clocks.stamp_ns,
+            node.memory_budget,
         )
         self.standby = self._standby(node, own_subject)
         self.replication = ReplicationHandler(
@@ -210,7 +203,7 @@ class PartitionWorker(PartitionShell):
     def _standby_unreadable(self, error: LiftError) -> None:
         logger.error("standby buffer not compared with the log partition=%s error=%s", self.key, error)
 
-    def _messages_dropped(self, reason: str, count: int) -> None:
+    def publishes_dropped(self, reason: str, count: int) -> None:
         self.mark_changed()
         self._node.drops.count(str(self.key), reason, count)
 
@@ -330,7 +323,7 @@ class PartitionWorker(PartitionShell):
         in_isr = self.state is not None and self._node.settings.node_id in self.state.isr
         return in_isr and self.replica.may_serve_committed()
 
-    def _ingest_left(self) -> None:
+    def ingest_left(self) -> None:
         """Schedule a leadership transfer to a standby follower, which has received the publishes that this leader missed."""
         if not self.has_ended:
             self._node.transfers.begin_after_lost_publishes(self, self.transfer_after_lost_publishes)

@@ -30,7 +30,7 @@ from liftpy.core.wire.subjects import InboxRule, Subjects
 from sidecar.partition.reads import ReadSubjects, ReadTools
 from sidecar.partition.replication import ReplicationHandler
 from sidecar.runtime.timers import Timers
-from tests.unit.publish.unlogged import FakeReplica
+from tests.unit.publish.unlogged import FakeReplica, ingest_partition
 
 SUBJECT = "shop.orders"
 EPOCH = 1
@@ -126,11 +126,14 @@ class ReplicationBench:
         replica: Any = FakeReplica(may_refuse)
         self.offset_check = OffsetCheckResult(OffsetCheck.SAME)
         """Of every reader."""
+        log_state = LogState(self.log, 120 * NS_PER_S, 1 << 20, time.monotonic_ns, subject=SUBJECT)
         self.ingest = Ingest(
-            shell=shell, reader=MessageDecoder(self.key, SUBJECT, AckPolicy.ALL, inboxes), config=ReplicationConfig(**config),
-            acks=self.acks, replica=replica, feed=self._append, log=self.log, now_ns=time.monotonic_ns,
-            wall_ns=time.time_ns, log_state=LogState(self.log, 120 * NS_PER_S, 1 << 20, time.monotonic_ns, subject=SUBJECT),
-        )  # fmt: skip
+            ingest_partition(self.acks, replica, self.log, log_state, self._append),
+            shell,
+            MessageDecoder(self.key, SUBJECT, AckPolicy.ALL, inboxes),
+            ReplicationConfig(**config),
+            time.time_ns,
+        )
         self.replication = ReplicationHandler(
             shell, self.subjects, self.key, InboxRule((self.subjects.inboxes(),)), self.fetches.append, self.counters
         )

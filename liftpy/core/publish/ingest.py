@@ -26,11 +26,9 @@ from operator import itemgetter
 
 from liftpy.config import AckPolicy, ReplicationConfig, StreamConfig
 from liftpy.core.base.instruments import PublishTimes
-from liftpy.core.log.log import Log
-from liftpy.core.publish.acks import PendingAcks, Publishers, envelope_of
+from liftpy.core.publish.acks import Publishers, envelope_of
 from liftpy.core.publish.conditions import UNINDEXED, index_key, unmet_conditions
 from liftpy.core.publish.dedup_window import StoredId
-from liftpy.core.publish.log_state import LogState
 from liftpy.core.publish.log_state_part import ProducerSequences
 from liftpy.core.publish.memory_budget import WAITING_PUBLISHER_BYTES, AckDelay, MemoryBudget
 from liftpy.core.publish.message_decoder import (
@@ -43,7 +41,7 @@ from liftpy.core.publish.message_decoder import (
     split_at,
     split_late,
 )
-from liftpy.core.publish.ports import IngestShell, StandbySubscription, Subscription
+from liftpy.core.publish.ports import IngestPartition, IngestShell, StandbySubscription, Subscription
 from liftpy.core.publish.producer_state import (
     RECORDS_LOST,
     Claim,
@@ -57,7 +55,6 @@ from liftpy.core.publish.quota import Quota, quota_for
 from liftpy.core.publish.standby import FailoverBacklog
 from liftpy.core.replication.effects import AppendBatch
 from liftpy.core.replication.events import DuplicateReceived, PublishesReceived
-from liftpy.core.replication.replica import Replica
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import MAX_BATCH_BYTES, BatchTooLargeError, Body, add_header, encode_body
 from liftpy.core.wire.envelope import MAGIC
@@ -167,10 +164,9 @@ def call_with_halves(messages: list[RawMessage], process: Callable[[list[RawMess
 class Ingest:
     """Combines the publishes of one partition into batches, and passes them to the replica.
 
-    ``reader``: decodes the messages on its subject. ``feed``: passes PublishesReceived to ``replica``. The replica answers each
-    with an effect that calls ``encode_batch``, ``reject`` or ``drop``. ``memory``: memory limit and time limit of the node.
-    ``on_leave``: called when this leader has unsubscribed, because publishes no longer reach it and standby followers receive
-    them. The leadership must then be transferred.
+    The replica answers each PublishesReceived with an effect that calls ``encode_batch``, ``reject`` or ``drop``. ``reader``:
+    decodes the messages on the data subject. ``wall_ns``: returns the time for records. ``memory``: memory limit and time limit
+    of the node.
     """
 
     __slots__ = (
@@ -181,36 +177,28 @@ class Ingest:
 
     def __init__(
         self,
-        *,
+        partition: IngestPartition,
         shell: IngestShell,
         reader: MessageDecoder,
         config: ReplicationConfig,
-        acks: PendingAcks,
-        replica: Replica,
-        feed: Callable[[PublishesReceived | DuplicateReceived], None],
-        log: Log,
-        log_state: LogState,
-        now_ns: Callable[[], int],
         wall_ns: Callable[[], int],
-        on_drop: Callable[[str, int], None] = lambda reason, count: None,
-        on_leave: Callable[[], None] = lambda: None,
         memory: MemoryBudget | None = None,
     ) -> None:
         self._shell = shell
         self._config = config
-        self._acks = acks
-        self._replica = replica
-        self._feed = feed
-        self._log = log
-        self._now_ns = now_ns
+        self._acks = partition.acks
+        self._replica = partition.replica
+        self._feed = partition.feed
+        self._log = partition.log
+        self._log_state = partition.log_state
+        self._now_ns = partition.now_ns
+        self._on_leave = partition.ingest_left
         self.wall_ns = wall_ns
         """Function that returns the wall time for records and acks."""
         self._memory = memory or MemoryBudget()
-        self._on_leave = on_leave
-        self._log_state = log_state
-        self._registry = ProducerRegistry(log_state.producers)
+        self._registry = ProducerRegistry(self._log_state.producers)
         self.reader = reader
-        self.counters = IngestCounters(on_drop=on_drop, times=acks.times)
+        self.counters = IngestCounters(on_drop=partition.publishes_dropped, times=self._acks.times)
         self._pending_ids: dict[bytes, tuple[PendingBatch, int]] = {}
         """Message id -> its pending batch, and the index of its record there."""
         self._unanswered = AckDelay()

@@ -6,8 +6,12 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from liftpy.core.publish.acks import AckShell
+from liftpy.core.log.log import Log
+from liftpy.core.publish.acks import AckShell, PendingAcks
 from liftpy.core.publish.dedup_window import ID_NAME, MAX_ID_BYTES
+from liftpy.core.publish.log_state import LogState
+from liftpy.core.replication.events import DuplicateReceived, PublishesReceived
+from liftpy.core.replication.replica import Replica
 
 _ONE_ID = re.compile(rb"\r\n%b: ?([!-~]{1,%d})\r\n" % (ID_NAME, MAX_ID_BYTES)).search
 Sink = Callable[[bytes, bytes, bytes, bytes], None]
@@ -48,6 +52,27 @@ def can_be_rejected_unread(headers: bytes, is_new: Callable[[bytes], bool]) -> b
         return True
     match = _ONE_ID(headers)
     return match is not None and headers.count(ID_NAME) == 1 and is_new(match[1])
+
+
+class IngestPartition(Protocol):
+    """The partition of an ``Ingest``. Its shell is ``PartitionShell``."""
+
+    acks: PendingAcks
+    replica: Replica
+    log: Log
+    log_state: LogState
+
+    def feed(self, event: PublishesReceived | DuplicateReceived, /) -> None:
+        """Pass ``event`` to the replica."""
+
+    def now_ns(self) -> int:
+        """Return the monotonic time."""
+
+    def publishes_dropped(self, reason: str, count: int) -> None:
+        """Note that ``count`` publishes without a reply subject were dropped."""
+
+    def ingest_left(self) -> None:
+        """Transfer the leadership, because this leader has unsubscribed, and standby followers receive the publishes."""
 
 
 class IngestShell(AckShell, Protocol):

@@ -68,7 +68,7 @@ class _Buffer(StandbyBuffer):
 
 
 class SimIngest:
-    """``IngestShell`` of one replica, with its ingest and standby buffer."""
+    """``IngestPartition`` and ``IngestShell`` of one replica, with its ingest and standby buffer."""
 
     def __init__(self, replica: SimReplica) -> None:
         self._replica = replica
@@ -103,21 +103,9 @@ class SimIngest:
             StateFetcher(self.log_state, replica.log, owner),
         )
         self.log_state.first_read_bytes = 0  # these logs are too short for a first look to leave anything
-        self.ingest = Ingest(
-            shell=self,
-            reader=MessageDecoder(replica.key, replica.subject, AckPolicy.ALL, _INBOXES),
-            config=self._cluster.config,
-            acks=self.acks,
-            replica=replica.replica,
-            feed=self._comes,
-            log=replica.log,
-            log_state=self.log_state,
-            now_ns=replica.now_ns,
-            wall_ns=self._wall_ns,
-            on_drop=self._dropped,
-            on_leave=self._ingest_left,
-            memory=replica.process.room,
-        )
+        self.replica, self.log, self.now_ns = replica.replica, replica.log, replica.now_ns
+        reader = MessageDecoder(replica.key, replica.subject, AckPolicy.ALL, _INBOXES)
+        self.ingest = Ingest(self, self, reader, self._cluster.config, self._wall_ns, replica.process.room)
         self._buffer = _Buffer(NodeStandbyMemory(_MEMORY_BYTES), config.standby_bytes, round(config.standby_age_s * NS_PER_S))
         self.standby = Standby(
             shell=self,
@@ -165,7 +153,7 @@ class SimIngest:
         if unwritten is not None:
             self.states.write(unwritten)
 
-    def _comes(self, event: ev.Event) -> None:
+    def feed(self, event: ev.Event) -> None:
         if isinstance(event, ev.PublishesReceived):
             if self._replica.replica.state.pause is Pause.UNTIL_RESUMED:
                 self._came_while_paused.add(event.token)
@@ -210,7 +198,7 @@ class SimIngest:
                 )
             self._replica.later(_BACK_AFTER_NS if new_leader else 0, self.ingest.resubscribe)
 
-    def _ingest_left(self) -> None:
+    def ingest_left(self) -> None:
         self._left = True
 
     def _read_soon(self) -> None:
@@ -228,7 +216,7 @@ class SimIngest:
     def _wall_ns(self) -> int:
         return self._replica.process.stamp_ns()
 
-    def _dropped(self, reason: str, count: int) -> None:
+    def publishes_dropped(self, reason: str, count: int) -> None:
         self._cluster.counters[f"messages dropped: {reason.upper()}"] += count
 
     def release(self, effect: do.SendAcks) -> None:

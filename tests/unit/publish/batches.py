@@ -17,7 +17,7 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import RecordBatch, parse_batch
 from liftpy.core.wire.subjects import InboxRule
-from tests.unit.publish.unlogged import FakeReplica, create_log_state
+from tests.unit.publish.unlogged import FakeReplica, create_log_state, ingest_partition
 
 _Ack = client_pb2.Ack
 
@@ -42,18 +42,14 @@ class Bench:
         self.lines: list[bytes] = []
         self.acks = PendingAcks(self, PartitionKey("s", "u1", partition), f"ev.{partition}")
         self.replica = FakeReplica(is_busy=not takes)
-        log_and_replica: Any = {"log": self, "replica": self.replica}
+        shell: Any = self
         self.ingest = Ingest(
-            shell=self,  # type: ignore[arg-type]
-            reader=MessageDecoder(self.acks.key, f"ev.{partition}", policy, InboxRule(("_INBOX.",)), codec),
-            config=ReplicationConfig(),
-            acks=self.acks,
-            feed=self.append,
-            log_state=create_log_state(),
-            now_ns=lambda: 0,
-            wall_ns=lambda: 77,
-            memory=memory,
-            **log_and_replica,
+            ingest_partition(self.acks, self.replica, self, create_log_state(), self.append),
+            shell,
+            MessageDecoder(self.acks.key, f"ev.{partition}", policy, InboxRule(("_INBOX.",)), codec),
+            ReplicationConfig(),
+            lambda: 77,
+            memory,
         )
         self.ingest.start()
 

@@ -17,7 +17,7 @@ from liftpy.core.replication.effects import AppendBatch
 from liftpy.core.replication.events import PublishesReceived
 from liftpy.core.wire.batch import parse_batch
 from liftpy.core.wire.subjects import InboxRule
-from tests.unit.publish.unlogged import FakeReplica, create_log_state
+from tests.unit.publish.unlogged import FakeReplica, create_log_state, ingest_partition
 
 INBOXES = InboxRule(("_INBOX.",))
 
@@ -75,10 +75,13 @@ class Bench:
         self.replica = FakeReplica(may_refuse)
         self.memory = MemoryBudget()
         self.ingest = Ingest(
-            shell=self.bus, reader=MessageDecoder(self.acks.key, "ev", AckPolicy.ALL, INBOXES), config=ReplicationConfig(**config),
-            acks=self.acks, replica=self.replica, feed=self.feed, log=self, log_state=self.log_state,  # type: ignore[arg-type]
-            now_ns=time.monotonic_ns, wall_ns=time.time_ns, memory=self.memory,
-        )  # fmt: skip
+            ingest_partition(self.acks, self.replica, self, self.log_state, self.feed),
+            self.bus,
+            MessageDecoder(self.acks.key, "ev", AckPolicy.ALL, INBOXES),
+            ReplicationConfig(**config),
+            time.time_ns,
+            self.memory,
+        )
         self.ingest.start()
 
     @property

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+from liftpy.core.publish.acks import PendingAcks
 from liftpy.core.publish.log_state import LogState
 
 WINDOW_NS = 120 * 1_000_000_000
@@ -18,6 +20,16 @@ def empty_log() -> Any:
 def create_log_state(window_ns: int = WINDOW_NS, max_bytes: int = 1 << 20) -> LogState:
     """Of an empty log; it is told of what is appended by the Ingest, and of nothing else."""
     return LogState(empty_log(), window_ns, max_bytes, lambda: 0)
+
+
+def ingest_partition(
+    acks: PendingAcks, replica: FakeReplica, log: Any, log_state: LogState, feed: Callable[[Any], None]
+) -> Any:
+    """``IngestPartition`` with these parts. Its clock stands still."""
+    return SimpleNamespace(
+        acks=acks, replica=replica, log=log, log_state=log_state, feed=feed, now_ns=lambda: 0,
+        publishes_dropped=lambda reason, count: None, ingest_left=lambda: None,
+    )  # fmt: skip
 
 
 @dataclass
