@@ -21,7 +21,7 @@ from liftpy.core.publish.ports import Subscription
 from liftpy.core.publish.state_transfer import PIECE_BYTES, StateFetcher, StatePiece, StatePieceRequest, StateServer
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events, messages
-from liftpy.core.replication.follower import FetchAssembly
+from liftpy.core.replication.fetch_assembly import FetchAssembly
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import replication_pb2 as pb
 from liftpy.core.wire.batch import split_batches
@@ -389,7 +389,7 @@ class FetchClient:
             self._waiting = fetch
             self._ask_state(fetch.request_id, question)
             return
-        partial = self._assembly.asks(fetch)
+        partial = self._assembly.fetch_sent(fetch)
         if not partial.position:
             self._router.release(self._slot)
         request = messages.FETCH_REQUEST.to_pb(
@@ -498,7 +498,7 @@ class FetchClient:
 
         Return the event for the replica: FetchAnswered with the last piece, FetchPieceArrived before.
         """
-        if not self._assembly.is_outstanding(request_id):
+        if not self._assembly.is_newest_request(request_id):
             return events.FetchPieceArrived(
                 request_id=request_id, leader_epoch=answer.leader_epoch
             )  # the core ignores an answer that it does not wait for [D16]

@@ -120,7 +120,7 @@ def role_of(replica: Replica) -> ReplicaRole:
     return replica._role
 
 
-_FOLLOWER_NOW = {"_leader_contact_ns": NOW, "_met": True, "_quiet_rounds": 0, "_woken": False}
+_FOLLOWER_NOW = {"_leader_contact_ns": NOW, "_has_leader_contact": True, "_quiet_rounds": 0, "_woken": False}
 """Fields of a follower that say when something happened."""
 
 
@@ -133,7 +133,7 @@ def put_back_times(replica: Replica) -> None:
     if isinstance(role, FollowerRole):
         for name, value in _FOLLOWER_NOW.items():
             setattr(role, name, value)
-        role._way = [role.phase]
+        role._phases = [role.phase]
         if role.phase is not FollowerPhase.IDLE:
             role._idle_request_id = 0
         if role.phase is not FollowerPhase.RECONCILING:

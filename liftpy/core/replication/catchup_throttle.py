@@ -123,7 +123,7 @@ class LearnerCopy:
     _grown_bytes: int = 0
     """Approximate growth of the partition while the last piece was in flight, in bytes."""
 
-    def asks(self, now_ns: int, most_bytes: int) -> int:
+    def fetch_sent(self, now_ns: int, most_bytes: int) -> int:
         """Note that the learner sends a fetch at ``now_ns``. Return the maximum size that it may request, in bytes.
 
         ``most_bytes``: maximum size that any follower may request.
@@ -133,7 +133,7 @@ class LearnerCopy:
         fetch_bytes = self.throttle.fetch_bytes
         return min(most_bytes, fetch_bytes + self._grown_bytes) if fetch_bytes else most_bytes
 
-    def came(self, size_bytes: int, record_count: int, grown: int) -> None:
+    def answered(self, size_bytes: int, record_count: int, grown: int) -> None:
         """Record the answer to the learner's fetch: ``size_bytes`` with ``record_count`` records.
 
         ``grown``: number of records by which the leader's HW has risen since the fetch was sent.
@@ -148,11 +148,11 @@ class LearnerCopy:
 
     def turn(self, now_ns: int) -> int:
         """Reserve the learner's next turn. Return the monotonic time from which the learner may fetch, in nanoseconds."""
-        self.let_go()
+        self.release()
         begins_ns, self._reserved_ns = self.throttle.turn(now_ns)
         return begins_ns
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Release the turn that the learner has reserved, because the learner does not fetch."""
         self.throttle.release(self._reserved_ns)
         self._reserved_ns = 0

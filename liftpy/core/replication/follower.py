@@ -1,7 +1,7 @@
 r"""FollowerRole: one replica that follows one leader in one LeaderEpoch [protocol: Writing; Idle followers; Truncation].
 
     RECONCILING <-> RECONCILE_BACKOFF          nothing is fetched and HW is not raised before the logs agree [D11]
-        |  \-> CUTTING -> (ask again, or agreed)
+        |  \-> TRUNCATING -> (next epoch query, or the logs agree)
         v
     FETCHING -> FLUSHING -> FETCHING ...       while there is more
         |  \-> IDLE -> FETCHING               caught up: until the idle wait ends or the leader wakes it
@@ -9,7 +9,7 @@ r"""FollowerRole: one replica that follows one leader in one LeaderEpoch [protoc
         |  \-> PACED -> FETCHING              a learner that is behind: when its node may copy more
         \-> FETCH_BACKOFF -> FETCHING         an error never leads into the idle wait
     FETCHING -> RECONCILE_BACKOFF              the leader says that the logs diverge
-    FETCHING -> CUTTING                        the leader's log starts after this log's end [D26], or the leader deleted
+    FETCHING -> TRUNCATING                     the leader's log starts after this log's end [D26], or the leader deleted
                                                tombstones that this log lacks [D30]: start an empty log
 
 ``phases.FOLLOWS_ON`` has these transitions as a table. Every step is checked against it.
@@ -37,10 +37,6 @@ ask for 1. The answer is (1, end 8): truncate to 8. Now both logs have epoch 1 u
 A compacted log is valid only with its records up to the compaction horizon. It starts empty in two cases: it must be
 truncated below the horizon, or it ends below the horizon (damage, or an interrupted fetch) and the leader does not have
 the records up to there [D5].
-
-FetchAssembly: the received part of a batch that comes in pieces, for the fetches of one (LeaderEpoch, offset) [D16].
-The core repeats the request at one offset and does not count bytes. FetchAssembly counts the received bytes and detects
-when the batch is complete. Both shells use it. It ignores a late or repeated piece of an earlier request.
 """
 
 from __future__ import annotations
@@ -72,17 +68,17 @@ from liftpy.core.replication.log_offsets import LogOffsets
 from liftpy.core.replication.messages import EpochAnswer, EpochQuery, FetchRefusal, FetchRequest, LeaderNotice, RefusalReason
 from liftpy.core.replication.phases import FollowerPhase, RoleName, check_phase
 from liftpy.core.replication.role import Effects, ReplicaContext, ReplicaRole, nanoseconds
-from liftpy.core.wire.chunking import Assembly, PartialBatch, Piece
 
-_ASLEEP = frozenset({FollowerPhase.IDLE, FollowerPhase.QUIET})
+_AWAITING_RECORDS = frozenset({FollowerPhase.IDLE, FollowerPhase.QUIET})
 """Phases in which the last fetch got an empty answer and waits for records."""
 _AGREED = (
-    frozenset({FollowerPhase.FETCHING, FollowerPhase.FLUSHING, FollowerPhase.FETCH_BACKOFF, FollowerPhase.PACED}) | _ASLEEP
+    frozenset({FollowerPhase.FETCHING, FollowerPhase.FLUSHING, FollowerPhase.FETCH_BACKOFF, FollowerPhase.PACED})
+    | _AWAITING_RECORDS
 )
 """Phases in which the log is known to be a prefix of the leader's log."""
-_REMEMBERED = 16
+_PHASES_KEPT = 16
 _STALE_EPOCH = "stale epoch"
-_ALIVE = frozenset({RefusalReason.STALE_INCARNATION, RefusalReason.NOT_A_REPLICA, RefusalReason.UNKNOWN})
+_SENT_BY_LEADER = frozenset({RefusalReason.STALE_INCARNATION, RefusalReason.NOT_A_REPLICA, RefusalReason.UNKNOWN})
 """Rejections that only the leader of the epoch sends. They prove that it can be reached."""
 
 
@@ -114,13 +110,13 @@ def reconcile(log: LogOffsets, answer: EpochAnswer) -> Truncation | LogReset:
     leader_end_offset = answer.last_offset + 1
     _, own_end_offset = log.epochs.end_offset_for(answer.leader_epoch, log.log_end_offset)
     end_offset = min(leader_end_offset, own_end_offset)
-    superseding_is_cut = end_offset < min(log.horizon.end_offset, log.log_end_offset)
-    if end_offset <= log.log_start_offset or superseding_is_cut:
+    is_below_horizon = end_offset < min(log.horizon.end_offset, log.log_end_offset)
+    if end_offset <= log.log_start_offset or is_below_horizon:
         return LogReset(answer.log_start_offset)
     return Truncation(end_offset, log.epochs.epoch_at(end_offset - 1) == answer.leader_epoch)
 
 
-def lacks_superseding(log: LogOffsets) -> bool:
+def ends_below_horizon(log: LogOffsets) -> bool:
     """Return whether the log ends below its compaction horizon.
 
     Compaction has then removed records from the log without the log having the later records of their keys. The log is only
@@ -129,7 +125,7 @@ def lacks_superseding(log: LogOffsets) -> bool:
     return log.log_end_offset < log.horizon.end_offset
 
 
-def reaches(horizon: Horizon, answer: EpochAnswer) -> bool:
+def holds_horizon(horizon: Horizon, answer: EpochAnswer) -> bool:
     """Return whether the leader has all records below the follower's compaction ``horizon``.
 
     ``answer``: answer of the leader to an epoch query for the LeaderEpoch of the horizon.
@@ -146,24 +142,38 @@ class FollowerRole(ReplicaRole):
     def __init__(self, shared: ReplicaContext, leader: str, now_ns: int) -> None:
         super().__init__(shared, FollowerPhase.RECONCILING)
         self.leader = leader
-        self._way = [FollowerPhase.RECONCILING]  # the last phases, this one included
-        self._request_id = 0  # of the outstanding fetch or epoch query; 0: none
-        self._idle_request_id = 0  # of the fetch that was answered with nothing; it means something while IDLE or QUIET
-        self._woken = False  # the leader said that there is more, and no fetch has been sent since
-        self._quiet_rounds = 0  # fetches without news, in a row
-        self._leader_contact_ns = now_ns  # monotonic: the leader was last known to be alive
-        self._awaits_leader = False  # it follows a candidate, and has asked it for nothing
-        self._met = False  # there has been a sign of this leader in this epoch
-        self._leader_high_watermark = -1  # inclusive: of the last answer
-        self._bad_offset: int | None = None  # of the last answer that was not what the leader wrote
-        self._has_next_query = False  # while CUTTING: the logs may not agree yet
-        self._requested_epoch = 0  # of the outstanding epoch query
-        self._is_horizon_query = False  # that query is about the horizon, not the log's end
-        self._horizon_reached = False  # the leader holds what compaction here has seen
-        self._deletes_end = (
-            0  # exclusive: delete markers below it were gone from the leader's log when this one was empty [D30]
-        )
-        self._copy: LearnerCopy | None = None  # of a learner that has asked for something
+        self._phases = [FollowerPhase.RECONCILING]
+        """The last phases, including the current one."""
+        self._request_id = 0
+        """Id of the outstanding fetch or epoch query. 0: none."""
+        self._idle_request_id = 0
+        """Id of the fetch that got an empty answer and waits at the leader. It is only valid while IDLE or QUIET."""
+        self._woken = False
+        """True if the leader has announced new records since the last fetch was sent."""
+        self._quiet_rounds = 0
+        """Number of consecutive fetches without new records."""
+        self._leader_contact_ns = now_ns
+        """Monotonic time at which the leader was last known to be alive."""
+        self._awaits_leader = False
+        """True if the leader is still a candidate, and no request was sent to it."""
+        self._has_leader_contact = False
+        """True if a message of this leader has arrived in this epoch."""
+        self._leader_high_watermark = -1
+        """HW in the last answer, inclusive. -1: unknown."""
+        self._bad_offset: int | None = None
+        """Offset at which the last answer differed from what the leader wrote. None: it was correct."""
+        self._has_next_query = False
+        """While TRUNCATING: True if the logs may not agree yet."""
+        self._requested_epoch = 0
+        """Epoch of the outstanding epoch query."""
+        self._is_horizon_query = False
+        """True if the epoch query is about the compaction horizon, and not about the log end."""
+        self._horizon_reached = False
+        """True if the leader has all records below the compaction horizon of this log."""
+        self._deletes_end = 0
+        """Offset (exclusive) below which the leader had removed tombstones when this log was started empty [D30]."""
+        self._copy: LearnerCopy | None = None
+        """Copy of a learner, after its first fetch."""
 
     # ---- life ------------------------------------------------------------------------------------------------------
     def enter(self, now_ns: int, out: Effects) -> None:
@@ -177,11 +187,11 @@ class FollowerRole(ReplicaRole):
         self.shared.deadlines.set(Deadline.LEADER, now_ns + self._leader_timeout_ns(), out)
         if self.shared.state.status is PartitionStatus.CANDIDATE_FOUND:
             self._awaits_leader = True
-            self._waits_for(FollowerPhase.RECONCILE_BACKOFF)
+            self._change_phase(FollowerPhase.RECONCILE_BACKOFF)
             wait_ns = self.shared.backoff.jittered_ns(nanoseconds(self.shared.config.fetch_backoff_max_s))
             self.shared.deadlines.set(Deadline.FETCH, now_ns + wait_ns, out)
         else:
-            self._begin(now_ns, out)
+            self._reconcile_or_fetch(now_ns, out)
 
     def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
         """Apply changed metadata that keeps this role. If the followed candidate now leads, compare the logs at once.
@@ -190,21 +200,21 @@ class FollowerRole(ReplicaRole):
         """
         leads = self.shared.state.status is PartitionStatus.ONLINE
         if self._awaits_leader and leads and self.phase is FollowerPhase.RECONCILE_BACKOFF:
-            self._begin(now_ns, out)
+            self._reconcile_or_fetch(now_ns, out)
 
-    def _begin(self, now_ns: int, out: Effects) -> None:
+    def _reconcile_or_fetch(self, now_ns: int, out: Effects) -> None:
         self._awaits_leader = False
         if self.log.is_empty:
-            self._fetch(now_ns, out)
+            self._send_fetch(now_ns, out)
         else:
-            self._ask(now_ns, out)
+            self._send_epoch_query(now_ns, out)
 
     def leave(self, out: Effects) -> None:
         super().leave(out)
         if self.phase is FollowerPhase.QUIET:
             out.append(EndCombinedFetch())
         if self._copy is not None:
-            self._copy.let_go()
+            self._copy.release()
 
     @property
     def agrees(self) -> bool:
@@ -218,10 +228,10 @@ class FollowerRole(ReplicaRole):
             return None
         return max(self._leader_high_watermark - self.log.newest_offset, 0)
 
-    def _waits_for(self, following: FollowerPhase) -> None:
-        check_phase(self._way, following)
-        self._way.append(following)
-        del self._way[:-_REMEMBERED]
+    def _change_phase(self, following: FollowerPhase) -> None:
+        check_phase(self._phases, following)
+        self._phases.append(following)
+        del self._phases[:-_PHASES_KEPT]
         self.phase = following
 
     def _next_request(self, now_ns: int, out: Effects) -> int:
@@ -240,11 +250,11 @@ class FollowerRole(ReplicaRole):
         The follower never truncates without an answer of the leader [D9].
         """
         self._request_ended(out)
-        if self._is_quiet:  # quiet no more: the leader's silence counts as it does in a busy partition
+        if self._is_quiet:  # from now on the leader timeout of a busy partition applies
             self._quiet_rounds = 0
             self.shared.deadlines.set(Deadline.LEADER, self._leader_contact_ns + self._leader_timeout_ns(), out)
         fetching = self.phase in _AGREED
-        self._waits_for(FollowerPhase.FETCH_BACKOFF if fetching else FollowerPhase.RECONCILE_BACKOFF)
+        self._change_phase(FollowerPhase.FETCH_BACKOFF if fetching else FollowerPhase.RECONCILE_BACKOFF)
         self.shared.deadlines.set(Deadline.FETCH, now_ns + self.shared.backoff.next_ns(), out)
 
     def data_path_restored(self, now_ns: int, out: Effects) -> None:
@@ -254,11 +264,11 @@ class FollowerRole(ReplicaRole):
             self._retry_later(now_ns, out)
 
     # ---- reconcile -------------------------------------------------------------------------------------------------
-    def _ask(self, now_ns: int, out: Effects) -> None:
-        self._waits_for(FollowerPhase.RECONCILING)
+    def _send_epoch_query(self, now_ns: int, out: Effects) -> None:
+        self._change_phase(FollowerPhase.RECONCILING)
         self.shared.deadlines.cancel(Deadline.FETCH, out)
         request_id = self._next_request(now_ns, out)
-        self._is_horizon_query = lacks_superseding(self.log) and not self._horizon_reached
+        self._is_horizon_query = ends_below_horizon(self.log) and not self._horizon_reached
         self._requested_epoch = self.log.horizon.leader_epoch if self._is_horizon_query else self.log.epochs.latest_epoch
         out.append(
             EpochQuery(
@@ -280,25 +290,25 @@ class FollowerRole(ReplicaRole):
             self._retry_later(now_ns, out)
             return
         self._request_ended(out)
-        self._leader_answered(now_ns)
-        if self._is_horizon_query and reaches(self.log.horizon, event):
+        self._record_leader_contact(now_ns)
+        if self._is_horizon_query and holds_horizon(self.log.horizon, event):
             self._horizon_reached = True
-            self._ask(now_ns, out)
+            self._send_epoch_query(now_ns, out)
             return
-        cut = LogReset(event.log_start_offset) if self._is_horizon_query else reconcile(self.log, event)
-        if isinstance(cut, LogReset):
-            self._reset_log(cut.start_offset, out)
+        action = LogReset(event.log_start_offset) if self._is_horizon_query else reconcile(self.log, event)
+        if isinstance(action, LogReset):
+            self._reset_log(action.start_offset, out)
             return
-        if self._would_lose_committed(cut.end_offset):
+        if self._would_lose_committed(action.end_offset):
             if self.shared.state.status is PartitionStatus.ONLINE and not self.shared.copy_epoch:
                 out.append(report_leader(self.shared, leader_lacks=True))
             self._retry_later(now_ns, out)
             return
-        self._has_next_query = not cut.agreed
-        if cut.end_offset < self.log.log_end_offset:
-            self._waits_for(FollowerPhase.CUTTING)
-            self.log.truncate(cut.end_offset)
-            out.append(TruncateLog(end_offset=cut.end_offset))
+        self._has_next_query = not action.agreed
+        if action.end_offset < self.log.log_end_offset:
+            self._change_phase(FollowerPhase.TRUNCATING)
+            self.log.truncate(action.end_offset)
+            out.append(TruncateLog(end_offset=action.end_offset))
         else:
             self._truncation_ended(now_ns, out)
 
@@ -313,33 +323,33 @@ class FollowerRole(ReplicaRole):
     def _reset_log(self, start_offset: int, out: Effects, deletes_end: int = 0) -> None:
         self._has_next_query = False
         self._deletes_end = deletes_end
-        self._waits_for(FollowerPhase.CUTTING)
+        self._change_phase(FollowerPhase.TRUNCATING)
         self.log.reset(start_offset, deletes_end)
         out.append(ResetLog(start_offset=start_offset, deletes_end=deletes_end))
 
     def log_truncated(self, now_ns: int, out: Effects) -> None:
-        if self.phase is FollowerPhase.CUTTING:
+        if self.phase is FollowerPhase.TRUNCATING:
             self._truncation_ended(now_ns, out)
 
     def _truncation_ended(self, now_ns: int, out: Effects) -> None:
         if self._has_next_query:
-            self._ask(now_ns, out)
+            self._send_epoch_query(now_ns, out)
         else:
-            self._fetch(now_ns, out)
+            self._send_fetch(now_ns, out)
 
     # ---- fetch -----------------------------------------------------------------------------------------------------
-    def _fetch(self, now_ns: int, out: Effects) -> None:
+    def _send_fetch(self, now_ns: int, out: Effects) -> None:
         self.shared.deadlines.cancel(Deadline.FETCH, out)
         if not self.log.is_flushed:
-            self._waits_for(FollowerPhase.FLUSHING)
+            self._change_phase(FollowerPhase.FLUSHING)
             return
-        self._waits_for(FollowerPhase.FETCHING)
+        self._change_phase(FollowerPhase.FETCHING)
         self._woken = False
         log, most_bytes = self.log, self.shared.config.replication_max_bytes
         copy_epoch = self.shared.copy_epoch
         if copy_epoch:
             self._copy = self._copy or LearnerCopy(self.shared.node.copy_limit)
-            most_bytes = self._copy.asks(now_ns, most_bytes)
+            most_bytes = self._copy.fetch_sent(now_ns, most_bytes)
         out.append(
             FetchRequest(
                 replica=self.shared.node_id,
@@ -363,28 +373,28 @@ class FollowerRole(ReplicaRole):
         if not self._is_awaited(event):
             self._drop(event, "stale request", out)
             return
-        if self.phase in _ASLEEP and not event.spans:
+        if self.phase in _AWAITING_RECORDS and not event.spans:
             self._process_empty_answer(event, now_ns, out)
             return
         self._leave_quiet(now_ns, now_ns, out)
-        problem = self._problem(event)
+        problem = self._why_not_append(event)
         if problem:
             self._drop(event, problem, out)
             if problem != _STALE_EPOCH:
-                self._bad_offset = self.log.log_end_offset  # a batch with a wrong header is not found where it lies
+                self._bad_offset = self.log.log_end_offset  # the header of the batch is wrong, so its offset is unknown
             self._retry_later(now_ns, out)
             return
         self._request_ended(out)
-        self._leader_answered(now_ns)
+        self._record_leader_contact(now_ns)
         self.shared.backoff.reset()
         grown = event.high_watermark - self._leader_high_watermark if self._leader_high_watermark >= 0 else 0
         self._leader_high_watermark = event.high_watermark
         if event.spans:
             if self._copy is not None:
                 record_count = event.spans[-1].last_offset + 1 - event.spans[0].base_offset
-                self._copy.came(event.size_bytes, record_count, max(grown, 0))
+                self._copy.answered(event.size_bytes, record_count, max(grown, 0))
             self._quiet_rounds, self._bad_offset = 0, None
-            self._waits_for(FollowerPhase.FLUSHING)
+            self._change_phase(FollowerPhase.FLUSHING)
             self.log.append_spans(event.spans)
             out.append(
                 AppendFetched(
@@ -395,62 +405,62 @@ class FollowerRole(ReplicaRole):
                 )
             )
         else:
-            self._learn_high_watermark(event.high_watermark, out)
+            self._follow_high_watermark(event.high_watermark, out)
             self._idle_request_id = event.request_id
-            self._sleep(now_ns, out)
+            self._wait_for_records(now_ns, out)
 
-    def _fetch_in_turn(self, now_ns: int, out: Effects) -> None:
+    def _send_fetch_in_turn(self, now_ns: int, out: Effects) -> None:
         """Send a fetch at once. A learner with a backlog first waits until the copy throttle of its node gives it a turn."""
         copy = self._copy
         if copy is None:
-            self._fetch(now_ns, out)
+            self._send_fetch(now_ns, out)
             return
         copy.flushed(now_ns)
         behind = self.shared.copy_epoch and self.log.newest_offset < self._leader_high_watermark
         begins_ns = copy.turn(now_ns) if behind else now_ns
         if begins_ns <= now_ns:
-            self._fetch(now_ns, out)
+            self._send_fetch(now_ns, out)
             return
-        self._waits_for(FollowerPhase.PACED)
+        self._change_phase(FollowerPhase.PACED)
         self.shared.deadlines.set(Deadline.FETCH, begins_ns, out)
 
     def fetch_piece_arrived(self, event: FetchPieceArrived, now_ns: int, out: Effects) -> None:
-        idle = self.phase in _ASLEEP and event.request_id == self._idle_request_id
-        if not idle and (event.request_id != self._request_id or self.phase is not FollowerPhase.FETCHING):
+        answers_waiting_fetch = self.phase in _AWAITING_RECORDS and event.request_id == self._idle_request_id
+        if not answers_waiting_fetch and (event.request_id != self._request_id or self.phase is not FollowerPhase.FETCHING):
             return
         self._leave_quiet(now_ns, now_ns, out)
         if event.leader_epoch != self.leader_epoch:
             self._retry_later(now_ns, out)
             return
-        self._leader_answered(now_ns)
+        self._record_leader_contact(now_ns)
         if not event.has_room:
             self._retry_later(now_ns, out)
             return
         self._request_ended(out)
         self.shared.backoff.reset()
         self._quiet_rounds = 0
-        self._fetch(now_ns, out)
+        self._send_fetch(now_ns, out)
 
     def _is_awaited(self, event: FetchAnswered) -> bool:
         """Return whether the answer belongs to this replica's last fetch [D16].
 
         A fetch may be answered again: after an empty answer, the leader sends records or a higher HW to the same fetch.
         """
-        if self.phase in _ASLEEP:
+        if self.phase in _AWAITING_RECORDS:
             return event.request_id == self._idle_request_id
         return event.request_id == self._request_id and self.phase is FollowerPhase.FETCHING
 
     def _process_empty_answer(self, event: FetchAnswered, now_ns: int, out: Effects) -> None:
         """Process a second empty answer to the waiting fetch: raise the HW if the answer has a higher one. The fetch still waits."""
         if event.leader_epoch == self.leader_epoch:
-            self._leader_answered(now_ns)
-            self._learn_high_watermark(event.high_watermark, out)
+            self._record_leader_contact(now_ns)
+            self._follow_high_watermark(event.high_watermark, out)
 
     def _drop(self, event: FetchAnswered, why: str, out: Effects) -> None:
         if event.spans:
             out.append(DropFetched(token=event.token, why=why))
 
-    def _problem(self, event: FetchAnswered) -> str:
+    def _why_not_append(self, event: FetchAnswered) -> str:
         """Return the reason why the records of a fetch answer must not be appended. '': they may be appended [D14, D15, D16]."""
         if event.leader_epoch != self.leader_epoch:
             return _STALE_EPOCH
@@ -465,25 +475,25 @@ class FollowerRole(ReplicaRole):
 
     def log_flushed(self, now_ns: int, out: Effects) -> None:
         if self.phase is FollowerPhase.FLUSHING and self.log.is_flushed:
-            self._learn_high_watermark(self._leader_high_watermark, out)
-            self._fetch_in_turn(now_ns, out)
+            self._follow_high_watermark(self._leader_high_watermark, out)
+            self._send_fetch_in_turn(now_ns, out)
 
-    def _learn_high_watermark(self, leader_high_watermark: int, out: Effects) -> None:
+    def _follow_high_watermark(self, leader_high_watermark: int, out: Effects) -> None:
         """Raise this replica's HW to the leader's HW, but at most to the newest flushed offset of this replica [D7]."""
         self.shared.raise_high_watermark(min(leader_high_watermark, self.log.flushed_newest_offset), out)
 
-    def _sleep(self, now_ns: int, out: Effects) -> None:
+    def _wait_for_records(self, now_ns: int, out: Effects) -> None:
         if self._woken:
-            self._fetch(now_ns, out)
+            self._send_fetch(now_ns, out)
             return
         self._quiet_rounds += 1
         if self._is_quiet and self._may_wait_quietly:
-            self._waits_for(FollowerPhase.QUIET)
+            self._change_phase(FollowerPhase.QUIET)
             self.shared.deadlines.cancel(Deadline.FETCH, out)
-            self.shared.deadlines.cancel(Deadline.LEADER, out)  # whether it is there is seen for all of its partitions at once
+            self.shared.deadlines.cancel(Deadline.LEADER, out)  # the combined fetches of the node detect a silent leader
             out.append(CombineFetch(request_id=self._idle_request_id, leader=self.leader, leader_epoch=self.leader_epoch))
             return
-        self._waits_for(FollowerPhase.IDLE)
+        self._change_phase(FollowerPhase.IDLE)
         self.shared.deadlines.set(Deadline.FETCH, now_ns + self._idle_wait_ns(), out)
 
     @property
@@ -520,7 +530,7 @@ class FollowerRole(ReplicaRole):
         if self.phase is not FollowerPhase.QUIET:
             return
         out.append(EndCombinedFetch())
-        self._waits_for(FollowerPhase.IDLE)
+        self._change_phase(FollowerPhase.IDLE)
         self._quiet_rounds, self._leader_contact_ns = 0, receive_ns
         timeout_ns = self._leader_timeout_ns()
         self.shared.deadlines.set(Deadline.LEADER, max(receive_ns + timeout_ns, now_ns + timeout_ns // 2), out)
@@ -534,7 +544,7 @@ class FollowerRole(ReplicaRole):
             return
         if event.last_answer_ns is not None:
             self._leave_quiet(event.last_answer_ns, now_ns, out)
-            self._fetch(now_ns, out)
+            self._send_fetch(now_ns, out)
             return
         rounds = self._quiet_rounds
         self._leave_quiet(now_ns, now_ns, out)
@@ -551,7 +561,7 @@ class FollowerRole(ReplicaRole):
         self._leave_quiet(now_ns, now_ns, out)
         self._quiet_rounds = 0
         if self.phase is FollowerPhase.IDLE:
-            self._fetch(now_ns, out)
+            self._send_fetch(now_ns, out)
 
     # ---- failures and refusals -------------------------------------------------------------------------------------
     def request_failed(self, event: RequestFailed, now_ns: int, out: Effects) -> None:
@@ -572,22 +582,22 @@ class FollowerRole(ReplicaRole):
         """
         if event.request_id != self._request_id or not self._request_id or event.reason is RefusalReason.UNKNOWN:
             return
-        ours = event.leader_epoch == self.leader_epoch
-        if ours and event.reason in _ALIVE:
-            self._leader_answered(now_ns)
-        fetching = ours and self.phase is FollowerPhase.FETCHING
+        is_current = event.leader_epoch == self.leader_epoch
+        if is_current and event.reason in _SENT_BY_LEADER:
+            self._record_leader_contact(now_ns)
+        fetching = is_current and self.phase is FollowerPhase.FETCHING
         if fetching and event.reason is RefusalReason.DIVERGED:
-            self._leader_answered(now_ns)
-            self._waits_for(FollowerPhase.RECONCILE_BACKOFF)
+            self._record_leader_contact(now_ns)
+            self._change_phase(FollowerPhase.RECONCILE_BACKOFF)
             self._retry_later(now_ns, out)
-        elif fetching and self._is_of_no_use(event):
-            self._leader_answered(now_ns)
+        elif fetching and self._requires_reset(event):
+            self._record_leader_contact(now_ns)
             self._request_ended(out)
             self._reset_log(event.log_start_offset, out, event.deletes_end)
         else:
             self._retry_later(now_ns, out)
 
-    def _is_of_no_use(self, event: FetchRefusal) -> bool:
+    def _requires_reset(self, event: FetchRefusal) -> bool:
         """Return whether the rejection of a fetch means that this log must be discarded.
 
         The log then ends before the leader's log start [D26], or lacks tombstones that the leader has removed [D30].
@@ -604,8 +614,8 @@ class FollowerRole(ReplicaRole):
         """
         if event.leader_epoch != self.leader_epoch or event.leader != self.leader:
             return
-        first_sign = not self._met
-        self._leader_answered(now_ns)
+        first_sign = not self._has_leader_contact
+        self._record_leader_contact(now_ns)
         if first_sign:
             self._resend_request(now_ns, out)
         if self.agrees and event.high_watermark > self.log.high_watermark:
@@ -617,12 +627,12 @@ class FollowerRole(ReplicaRole):
         The earlier request may have reached only the old leader.
         """
         if self.phase in (FollowerPhase.RECONCILING, FollowerPhase.RECONCILE_BACKOFF):
-            self._begin(now_ns, out)
+            self._reconcile_or_fetch(now_ns, out)
         elif self.phase in (FollowerPhase.FETCHING, FollowerPhase.FETCH_BACKOFF):
-            self._fetch(now_ns, out)
+            self._send_fetch(now_ns, out)
 
-    def _leader_answered(self, now_ns: int) -> None:
-        self._leader_contact_ns, self._met = now_ns, True
+    def _record_leader_contact(self, now_ns: int) -> None:
+        self._leader_contact_ns, self._has_leader_contact = now_ns, True
 
     def _leader_timeout_ns(self) -> int:
         """Return the time without a message of the leader after which this replica reports the leader, in nanoseconds.
@@ -639,9 +649,9 @@ class FollowerRole(ReplicaRole):
             self._check_leader(late_ns, now_ns, out)
         elif kind is Deadline.FETCH:
             if self.phase is FollowerPhase.RECONCILE_BACKOFF:
-                self._begin(now_ns, out)
+                self._reconcile_or_fetch(now_ns, out)
             elif self.phase in (FollowerPhase.IDLE, FollowerPhase.FETCH_BACKOFF, FollowerPhase.PACED):
-                self._fetch(now_ns, out)
+                self._send_fetch(now_ns, out)
 
     def _check_leader(self, late_ns: int, now_ns: int, out: Effects) -> None:
         """Report the leader to the metadata group if it was silent for too long.
@@ -676,40 +686,3 @@ def report_leader(shared: ReplicaContext, leader_lacks: bool = False) -> ReportL
         high_watermark=log.high_watermark,
         leader_lacks=leader_lacks,
     )
-
-
-class FetchAssembly:
-    """Assembles a batch that arrives in pieces, for one replica that fetches."""
-
-    __slots__ = ("_assembly", "_place", "_request_id")
-
-    def __init__(self) -> None:
-        self._assembly = Assembly()
-        self._place = (0, -1)
-        """(LeaderEpoch, offset) of the fetches that the stored pieces belong to."""
-        self._request_id = 0
-        """Id of the newest fetch."""
-
-    def asks(self, effect: FetchRequest) -> PartialBatch:
-        """Note a new fetch. Return the part of the batch that is already stored, which the fetch names.
-
-        The stored part is dropped if the fetch has another epoch or offset, or reports damage.
-        """
-        if self._place != (effect.leader_epoch, effect.offset) or effect.bad_offset is not None:
-            self._assembly.forget()
-            self._place = (effect.leader_epoch, effect.offset)
-        self._request_id = effect.request_id
-        return self._assembly.held
-
-    def is_outstanding(self, request_id: int) -> bool:
-        return request_id == self._request_id
-
-    def add_piece(self, piece: Piece) -> memoryview | None:
-        return self._assembly.add_piece(piece)
-
-    @property
-    def held_bytes(self) -> int:
-        return self._assembly.held.position
-
-    def forget(self) -> None:
-        self._assembly.forget()

@@ -43,7 +43,7 @@ class FollowerPhase(StrEnum):
 
     RECONCILING = "FOLLOWER_RECONCILE"
     RECONCILE_BACKOFF = "FOLLOWER_RECONCILE_BACKOFF"
-    CUTTING = "FOLLOWER_CUT"
+    TRUNCATING = "FOLLOWER_CUT"
     FETCHING = "FOLLOWER_FETCH"
     FLUSHING = "FOLLOWER_FLUSH"
     IDLE = "FOLLOWER_IDLE"
@@ -70,11 +70,13 @@ Phase = LeaderPhase | FollowerPhase | InactivePhase
 _F = FollowerPhase
 FOLLOWS_ON: dict[FollowerPhase, frozenset[FollowerPhase]] = {
     # Before the logs agree: nothing is fetched [D11]. An empty log agrees with every other.
-    _F.RECONCILING: frozenset({_F.RECONCILING, _F.RECONCILE_BACKOFF, _F.CUTTING, _F.FETCHING, _F.FLUSHING}),
+    _F.RECONCILING: frozenset({_F.RECONCILING, _F.RECONCILE_BACKOFF, _F.TRUNCATING, _F.FETCHING, _F.FLUSHING}),
     _F.RECONCILE_BACKOFF: frozenset({_F.RECONCILE_BACKOFF, _F.RECONCILING, _F.FETCHING}),
-    _F.CUTTING: frozenset({_F.RECONCILING, _F.FETCHING, _F.FLUSHING}),
+    _F.TRUNCATING: frozenset({_F.RECONCILING, _F.FETCHING, _F.FLUSHING}),
     # After it. Back only by what the leader says: that they diverge, or that its log starts behind this log's end [D26].
-    _F.FETCHING: frozenset({_F.FETCHING, _F.FLUSHING, _F.IDLE, _F.QUIET, _F.FETCH_BACKOFF, _F.RECONCILE_BACKOFF, _F.CUTTING}),
+    _F.FETCHING: frozenset(
+        {_F.FETCHING, _F.FLUSHING, _F.IDLE, _F.QUIET, _F.FETCH_BACKOFF, _F.RECONCILE_BACKOFF, _F.TRUNCATING}
+    ),
     _F.FLUSHING: frozenset({_F.FETCHING, _F.PACED}),
     _F.PACED: frozenset({_F.FETCHING}),
     _F.IDLE: frozenset({_F.FETCHING, _F.FLUSHING, _F.FETCH_BACKOFF}),
@@ -84,8 +86,8 @@ FOLLOWS_ON: dict[FollowerPhase, frozenset[FollowerPhase]] = {
 """Phase of a follower -> phases that may come next. A new follower begins in RECONCILING."""
 
 
-def check_phase(way: Sequence[FollowerPhase], after: FollowerPhase) -> None:
-    """Raise InvariantError if a follower must not change from its last phase to ``after``. ``way``: its phases so far."""
-    if after not in FOLLOWS_ON[way[-1]]:
-        story = " -> ".join(phase.name for phase in way)
-        raise InvariantError(f"a follower may not go from {way[-1].name} to {after.name}; its way: {story}")
+def check_phase(phases: Sequence[FollowerPhase], after: FollowerPhase) -> None:
+    """Raise InvariantError if a follower must not change from its last phase to ``after``. ``phases``: its phases so far."""
+    if after not in FOLLOWS_ON[phases[-1]]:
+        story = " -> ".join(phase.name for phase in phases)
+        raise InvariantError(f"a follower may not go from {phases[-1].name} to {after.name}; its way: {story}")

@@ -43,7 +43,7 @@ from tests.simulation.mutants.bug import Mutant, Patches, method
 
 def _go(follower: FollowerRole, phase: FollowerPhase) -> None:
     """Without a look at the table of phases, which would notice before the rule that is broken."""
-    follower._way.append(phase)
+    follower._phases.append(phase)
     follower.phase = phase
 
 
@@ -52,14 +52,14 @@ def truncate_by_high_watermark() -> Patches:
     def ask(self: FollowerRole, now_ns: int, out: list) -> None:
         end_offset = self.log.high_watermark + 1
         self._has_next_query = False
-        _go(self, FollowerPhase.CUTTING)
+        _go(self, FollowerPhase.TRUNCATING)
         if end_offset < self.log.log_end_offset:
             self.log.truncate(end_offset)
             out.append(do.TruncateLog(end_offset=end_offset))
         else:
             self._truncation_ended(now_ns, out)
 
-    return [method(FollowerRole, "_ask", ask)]
+    return [method(FollowerRole, "_send_epoch_query", ask)]
 
 
 def truncate_by_high_watermark_when_nobody_answers() -> Patches:
@@ -70,7 +70,7 @@ def truncate_by_high_watermark_when_nobody_answers() -> Patches:
         if self.phase is FollowerPhase.RECONCILING and end_offset < self.log.log_end_offset:
             self._request_ended(out)
             self._has_next_query = False
-            _go(self, FollowerPhase.CUTTING)
+            _go(self, FollowerPhase.TRUNCATING)
             self.log.truncate(end_offset)
             out.append(do.TruncateLog(end_offset=end_offset))
         else:
@@ -124,7 +124,7 @@ def epoch_cache_not_cut() -> Patches:
 
 
 def no_reconciliation() -> Patches:
-    return [method(FollowerRole, "_ask", FollowerRole._fetch)]
+    return [method(FollowerRole, "_send_epoch_query", FollowerRole._send_fetch)]
 
 
 def offset_query_unfenced() -> Patches:
@@ -168,7 +168,7 @@ def notice_raises_high_watermark() -> Patches:
     def believe(self: FollowerRole, event: Any, now_ns: int, out: list) -> None:
         real(self, event, now_ns, out)
         if self.agrees and (event.leader, event.leader_epoch) == (self.leader, self.leader_epoch):
-            self._learn_high_watermark(event.high_watermark, out)
+            self._follow_high_watermark(event.high_watermark, out)
 
     return [method(FollowerRole, "notice_received", believe)]
 
@@ -191,7 +191,7 @@ def high_watermark_beyond_the_log() -> Patches:
             self.log.high_watermark = leader_high_watermark
             out.append(do.RaiseHighWatermark(high_watermark=leader_high_watermark))
 
-    return [method(FollowerRole, "_learn_high_watermark", learn)]
+    return [method(FollowerRole, "_follow_high_watermark", learn)]
 
 
 def high_watermark_before_the_cut() -> Patches:
@@ -249,7 +249,7 @@ def ack_before_flush_on_follower() -> Patches:
         real(self, event, now_ns, out)
         if self.phase is FollowerPhase.FLUSHING:
             self.log.flushed_end_offset = self.log.log_end_offset
-            self._fetch(now_ns, out)
+            self._send_fetch(now_ns, out)
 
     return [method(FollowerRole, "fetch_answered", at_once)]
 
@@ -265,7 +265,7 @@ def stale_response_accepted() -> Patches:
         else:
             real(self, event, now_ns, out)
 
-    return [method(FollowerRole, "fetch_answered", accept), method(FollowerRole, "_problem", lambda self, event: "")]
+    return [method(FollowerRole, "fetch_answered", accept), method(FollowerRole, "_why_not_append", lambda self, event: "")]
 
 
 def gap_accepted() -> Patches:
@@ -282,7 +282,7 @@ def gap_accepted() -> Patches:
         return None if reason is RefusalReason.BEFORE_LOG_START else reason
 
     return [method(Log, "read", from_the_start), method(FetchHandler, "_position_refusal", no_start),
-            method(FollowerRole, "_problem", lambda self, event: "")]  # fmt: skip
+            method(FollowerRole, "_why_not_append", lambda self, event: "")]  # fmt: skip
 
 
 # ---- the ISR ---------------------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from liftpy.core.replication import events as ev
 from liftpy.core.replication.combined_fetches import CombinedFetch
 from liftpy.core.replication.control_requests import Request, request_of
 from liftpy.core.replication.effects import acts_of
-from liftpy.core.replication.follower import FetchAssembly
+from liftpy.core.replication.fetch_assembly import FetchAssembly
 from liftpy.core.replication.messages import EpochAnswer, EpochQuery, FetchRefusal, FetchRequest, LeaderNotice
 from liftpy.core.replication.replica import Replica
 from liftpy.core.replication.role import NodeContext
@@ -469,7 +469,7 @@ class SimReplica(PartitionShell):
         frame = FetchFrame(
             replace(message, awaits_more=self.process.node.awaits_more),
             self.cluster.checkers.chain_at(self, message.offset),
-            self._assembly.asks(message),
+            self._assembly.fetch_sent(message),
         )
         self._request(f"{self.subject}.replicate", frame, message.request_id)
 
@@ -529,7 +529,7 @@ class SimReplica(PartitionShell):
         self.publishers.state_fetcher.fetch_answered()
         data = memoryview(answer.batches)
         if answer.piece is not None:
-            whole = self._assembly.add_piece(answer.piece) if self._assembly.is_outstanding(request_id) else None
+            whole = self._assembly.add_piece(answer.piece) if self._assembly.is_newest_request(request_id) else None
             if whole is None:
                 self.feed(ev.FetchPieceArrived(request_id=request_id, leader_epoch=answer.leader_epoch))
                 return

@@ -9,7 +9,7 @@ from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.events import Deadline
-from liftpy.core.replication.follower import FetchAssembly
+from liftpy.core.replication.fetch_assembly import FetchAssembly
 from liftpy.core.replication.messages import EpochAnswer, EpochQuery, FetchRefusal, FetchRequest, LeaderNotice, RefusalReason
 from liftpy.core.wire.chunking import Piece
 from tests.each import each
@@ -189,7 +189,7 @@ def test_fetch_assembly_restarts_at_another_leader_epoch_offset_or_after_damage(
     assembly = FetchAssembly()
 
     def asks(epoch: int, offset: int, bad: int | None = None) -> int:
-        return assembly.asks(
+        return assembly.fetch_sent(
             FetchRequest(
                 replica="b",
                 offset=offset,

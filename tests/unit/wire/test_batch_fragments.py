@@ -12,7 +12,7 @@ from liftpy.config import StreamConfig
 from liftpy.core.log.log import Log
 from liftpy.core.log.range_reads import read_portion
 from liftpy.core.log.storage import MemoryStorage
-from liftpy.core.replication.follower import FetchAssembly
+from liftpy.core.replication.fetch_assembly import FetchAssembly
 from liftpy.core.replication.messages import FetchRequest
 from liftpy.core.wire.batch import MAX_BATCH_BYTES, parse_batch, parse_header
 from liftpy.core.wire.chunking import NOTHING, Assembly, PartialBatch, Piece
@@ -138,8 +138,8 @@ def test_follower_restarts_a_fragmented_batch_after_damage_or_at_another_epoch_o
         (fetch(2, 5, 1, 6), False),
     ):
         assembly = FetchAssembly()
-        assert assembly.asks(fetch(1, 5, 1)) == NOTHING
+        assert assembly.fetch_sent(fetch(1, 5, 1)) == NOTHING
         assembly.add_piece(first)
-        assert (assembly.asks(after).position > 0) is holds
-        assert assembly.is_outstanding(2)
-        assert not assembly.is_outstanding(1)
+        assert (assembly.fetch_sent(after).position > 0) is holds
+        assert assembly.is_newest_request(2)
+        assert not assembly.is_newest_request(1)
