@@ -65,7 +65,7 @@ from liftpy.core.replication.role import Effects, ReplicaContext, ReplicaRole, n
 from liftpy.core.wire.rejections import RejectReason
 
 REASONS_OF_ANY_LEADER = frozenset({RejectReason.READ_ONLY, RejectReason.PAUSED})
-_AGAIN_NS = 250_000_000
+_RESUME_RETRY_NS = 250_000_000
 """Pause before a repeated request to the metadata group, in nanoseconds."""
 _LAG_CHECKS_PER_LAG_TIME = 4
 _NOTICE_DELAY_NS = 2_000_000
@@ -88,7 +88,7 @@ _RELEASE_BYTES = 1024 * 1024
 """Maximum size of delayed publishes that are appended in one step, in bytes. Other events run in between."""
 
 
-def next_to_go(state: PartitionState, isr: frozenset[str], min_isr: int) -> str:
+def removable_replica(state: PartitionState, isr: frozenset[str], min_isr: int) -> str:
     """Return the node id of the replica that may leave the replica set now. It may be the leader. '': none may leave.
 
     ``isr``: ISR after the change that the leader requests.
@@ -131,15 +131,15 @@ def transfer_target(state: PartitionState, caught_up: Iterable[str]) -> str:
 class PauseEnforcer:
     """Applies the pause of one partition during one leadership: rejects publishes, or requests the end of the pause."""
 
-    __slots__ = ("_again_ns", "_asked", "_shared")
+    __slots__ = ("_again_ns", "_requested", "_shared")
 
     def __init__(self, shared: ReplicaContext) -> None:
         self._shared = shared
-        self._asked: tuple[Pause, int] = (Pause.NOT_PAUSED, 0)
+        self._requested: tuple[Pause, int] = (Pause.NOT_PAUSED, 0)
         self._again_ns = 0
 
     @property
-    def refusal(self) -> RejectReason | None:
+    def reject_reason(self) -> RejectReason | None:
         """Reason for which all publishes are rejected now: the partition is paused or read-only. None: publishes are not rejected."""
         metadata = self._shared.metadata
         if metadata.config.read_only:
@@ -147,23 +147,27 @@ class PauseEnforcer:
         return RejectReason.PAUSED if metadata.state.pause is Pause.UNTIL_RESUMED else None
 
     @property
-    def sleeps(self) -> bool:
+    def ends_with_publish(self) -> bool:
         """True if the next publish ends the pause. The leader delays publishes until the metadata shows the end of the pause."""
         return self._shared.state.pause.until_publish
 
-    def is_over(self, inflight: InflightLimits) -> bool:
+    def should_resume(self, inflight: InflightLimits) -> bool:
         """Return whether the leader must request the end of the pause from the metadata group.
 
         That is the case if ``inflight`` has delayed publishes, or if an operator has resumed the partition.
         """
-        return (self.sleeps and inflight.holds) or self._shared.state.pause is Pause.ENDING
+        return (self.ends_with_publish and inflight.holds) or self._shared.state.pause is Pause.ENDING
 
-    def review(self, phase: Phase, inflight: InflightLimits, now_ns: int, out: Effects) -> None:
+    def request_resume_if_due(self, phase: Phase, inflight: InflightLimits, now_ns: int, out: Effects) -> None:
         """Request the end of the pause from the metadata group, if it is due. The request is repeated, because one may be lost."""
         state = self._shared.state
-        known = state.pause, state.pauses
-        if phase is LeaderPhase.READY and self.is_over(inflight) and (known != self._asked or now_ns >= self._again_ns):
-            self._asked, self._again_ns = known, now_ns + _AGAIN_NS
+        current = state.pause, state.pauses
+        if (
+            phase is LeaderPhase.READY
+            and self.should_resume(inflight)
+            and (current != self._requested or now_ns >= self._again_ns)
+        ):
+            self._requested, self._again_ns = current, now_ns + _RESUME_RETRY_NS
             out.append(WakePartition(leader_epoch=state.leader_epoch, pause=state.pause, pauses=state.pauses))
 
 
@@ -183,16 +187,20 @@ class LeaderRole(ReplicaRole):
         self.isr_change = IsrChange()
         self.flushes = SlowFlushes(shared.config)
         self._stays_until_ns = now_ns + (nanoseconds(shared.config.min_leadership_s) if shared.state.leaderships > 1 else 0)
-        self._next_transfer_ns = 0  # the leadership is not handed over again before, while the replica moves away
-        self._waiting_end_offset = -1  # exclusive: the flushed end when a flush was first seen under way; -1: none was
-        self._waiting_ns = 0  # since when
+        """Monotonic time before which the leadership is not transferred away from a slow disk."""
+        self._next_transfer_ns = 0
+        """Monotonic time of the next attempt to transfer the leadership of a replica that moves away."""
+        self._waiting_end_offset = -1
+        """Flushed end (exclusive) when the last check first saw a running flush. -1: no flush ran."""
+        self._waiting_ns = 0
+        """Monotonic time of that check."""
         self.inflight = InflightLimits(shared.node.inflight, shared.config)
-        self.pausing = PauseEnforcer(shared)
+        self.pause_enforcer = PauseEnforcer(shared)
         self._probe_after_ns = nanoseconds(shared.config.follower_ping_delay_s)
         self._lag_interval_ns = nanoseconds(shared.config.max_lag_time_s) // _LAG_CHECKS_PER_LAG_TIME
         self.was_candidate = handler is not None
-        self._acked_leader_through = shared.log.newest_offset  # inclusive: SendAcks(LEADER) has gone out up to here
-        self._acked_all_through = shared.log.newest_offset  # inclusive: who waits for an earlier one's comes as a duplicate
+        self._acked_leader_through = self._acked_all_through = shared.log.newest_offset
+        """Newest offset (inclusive) for which SendAcks was sent, by policy. Publishers of older records repeat their messages."""
 
     # ---- life ------------------------------------------------------------------------------------------------------
     def enter(self, now_ns: int, out: Effects) -> None:
@@ -210,10 +218,10 @@ class LeaderRole(ReplicaRole):
         deadlines = self.shared.deadlines
         deadlines.set(Deadline.LAG, now_ns + self._lag_interval_ns, out)
         self._send_notices(now_ns, out)
-        self._open_when_free(now_ns, out)
-        self._advance(now_ns, out)
+        self._accept_publishes_if_allowed(now_ns, out)
+        self._advance_high_watermark(now_ns, out)
 
-    def _open_when_free(self, now_ns: int, out: Effects) -> None:
+    def _accept_publishes_if_allowed(self, now_ns: int, out: Effects) -> None:
         """Accept publishes if the replay has ended and no earlier leader has a lease.
 
         Otherwise set a timer for the end of that lease.
@@ -222,15 +230,15 @@ class LeaderRole(ReplicaRole):
             return
         if self.handler.may_send_acks(now_ns):
             self.shared.deadlines.cancel(Deadline.PROMOTION, out)
-            self._open(now_ns, out)
-            self._advance(now_ns, out)
+            self._accept_publishes(now_ns, out)
+            self._advance_high_watermark(now_ns, out)
         else:
             self.shared.deadlines.set(Deadline.PROMOTION, self.shared.earlier_leaders.until_ns(), out)
 
-    def _open(self, now_ns: int, out: Effects) -> None:
+    def _accept_publishes(self, now_ns: int, out: Effects) -> None:
         out.append(OpenSubject())
         self.to_phase(LeaderPhase.READY if self.shared.lease.is_current(now_ns) else LeaderPhase.NO_LEASE, out)
-        self.pausing.review(self.phase, self.inflight, now_ns, out)
+        self.pause_enforcer.request_resume_if_due(self.phase, self.inflight, now_ns, out)
 
     def leave(self, out: Effects) -> None:
         """End the leadership. Publishers that wait for an ack get none, because their records may or may not survive."""
@@ -242,7 +250,7 @@ class LeaderRole(ReplicaRole):
     def replay_progressed(self, end_offset: int, finished: bool, now_ns: int, out: Effects) -> None:
         if finished and self.phase is LeaderPhase.REPLAY:
             self.to_phase(LeaderPhase.INIT, out)
-            self._open_when_free(now_ns, out)
+            self._accept_publishes_if_allowed(now_ns, out)
 
     def lease_changed(self, now_ns: int, out: Effects) -> None:
         """Show whether the leader has a lease, and send the acks that waited for it.
@@ -256,7 +264,7 @@ class LeaderRole(ReplicaRole):
             return
         if self.phase is LeaderPhase.NO_LEASE:
             self.to_phase(LeaderPhase.READY, out)
-            self.pausing.review(self.phase, self.inflight, now_ns, out)
+            self.pause_enforcer.request_resume_if_due(self.phase, self.inflight, now_ns, out)
         self._acknowledge(now_ns, out)
 
     def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
@@ -272,11 +280,11 @@ class LeaderRole(ReplicaRole):
             if self._is_below_min_isr and self.inflight.holds and self.may_refuse_for_now(now_ns):
                 withdrawn_events = self.inflight.withdraw_answerable()
                 out.extend(RejectPublishes(token=event.token, reason=RejectReason.BELOW_MIN_ISR) for event in withdrawn_events)
-        self._open_when_free(now_ns, out)
-        self._advance(now_ns, out)
-        self._release(out)
-        self.pausing.review(self.phase, self.inflight, now_ns, out)
-        self._review_isr(now_ns, out)
+        self._accept_publishes_if_allowed(now_ns, out)
+        self._advance_high_watermark(now_ns, out)
+        self._append_delayed(out)
+        self.pause_enforcer.request_resume_if_due(self.phase, self.inflight, now_ns, out)
+        self._request_isr_change(now_ns, out)
         self._schedule_lag_check(now_ns, out)
 
     def data_path_lost(self, now_ns: int, out: Effects) -> None:
@@ -290,7 +298,10 @@ class LeaderRole(ReplicaRole):
 
     @property
     def takes_publishes(self) -> bool:
-        return not (self._is_below_min_isr or self.inflight.holds or self.pausing.sleeps) and self.inflight.may_append()
+        return (
+            not (self._is_below_min_isr or self.inflight.holds or self.pause_enforcer.ends_with_publish)
+            and self.inflight.may_append()
+        )
 
     def publishes_received(self, event: PublishesReceived, now_ns: int, out: Effects) -> None:
         """Append publishes, delay them, or reject them. A rejected publish without a reply subject is dropped.
@@ -299,24 +310,30 @@ class LeaderRole(ReplicaRole):
         [D20, D22].
         """
         self._schedule_lag_check(now_ns, out)
-        short, holds, sleeps = self._is_below_min_isr, self.inflight.holds, self.pausing.sleeps
-        if (refusal := self.pausing.refusal) is not None:
-            out.append(self._no(event, refusal, now_ns))
-        elif short and not event.is_plain and self.may_refuse_for_now(now_ns):
+        is_below_min_isr, holds, ends_with_publish = (
+            self._is_below_min_isr,
+            self.inflight.holds,
+            self.pause_enforcer.ends_with_publish,
+        )
+        if (reject_reason := self.pause_enforcer.reject_reason) is not None:
+            out.append(self._rejection(event, reject_reason, now_ns))
+        elif is_below_min_isr and not event.is_plain and self.may_refuse_for_now(now_ns):
             out.append(RejectPublishes(token=event.token, reason=RejectReason.BELOW_MIN_ISR))
-        elif not (holds or sleeps or (short and event.is_plain)) and self.inflight.may_append():
+        elif not (holds or ends_with_publish or (is_below_min_isr and event.is_plain)) and self.inflight.may_append():
             self._append(event, out)
-        elif (event.conditional and (holds or not sleeps)) or not self.inflight.hold(event, now_ns):
-            out.append(self._no(event, RejectReason.BELOW_MIN_ISR if short else RejectReason.OVERLOADED, now_ns))
-        self.pausing.review(self.phase, self.inflight, now_ns, out)
+        elif (event.conditional and (holds or not ends_with_publish)) or not self.inflight.hold(event, now_ns):
+            out.append(
+                self._rejection(event, RejectReason.BELOW_MIN_ISR if is_below_min_isr else RejectReason.OVERLOADED, now_ns)
+            )
+        self.pause_enforcer.request_resume_if_due(self.phase, self.inflight, now_ns, out)
 
-    def _no(self, event: PublishesReceived, reason: RejectReason, now_ns: int) -> RejectPublishes | DropPublishes:
+    def _rejection(self, event: PublishesReceived, reason: RejectReason, now_ns: int) -> RejectPublishes | DropPublishes:
         """Return an effect that rejects the publishes for ``reason``, if their publishers may get a negative ack.
 
         Otherwise return an effect that drops them without an answer.
         """
-        may_tell = self.may_refuse(now_ns) if reason in REASONS_OF_ANY_LEADER else self.may_refuse_for_now(now_ns)
-        return (RejectPublishes if may_tell and not event.is_plain else DropPublishes)(token=event.token, reason=reason)
+        may_answer = self.may_refuse(now_ns) if reason in REASONS_OF_ANY_LEADER else self.may_refuse_for_now(now_ns)
+        return (RejectPublishes if may_answer and not event.is_plain else DropPublishes)(token=event.token, reason=reason)
 
     def duplicate_received(self, last_offset: int, now_ns: int, out: Effects) -> None:
         """Send acks again for the stored records from ``last_offset`` on, because publishers repeated one of them.
@@ -337,9 +354,9 @@ class LeaderRole(ReplicaRole):
         )
         self.handler.appended(out)
 
-    def _release(self, out: Effects) -> None:
+    def _append_delayed(self, out: Effects) -> None:
         size_bytes = 0
-        awake = not (self._is_below_min_isr or self.pausing.sleeps)
+        awake = not (self._is_below_min_isr or self.pause_enforcer.ends_with_publish)
         while awake and self.inflight.holds and self.inflight.may_append() and size_bytes < _RELEASE_BYTES:
             event = self.inflight.next()
             size_bytes += size_in_memory(event)
@@ -348,9 +365,9 @@ class LeaderRole(ReplicaRole):
     def _reject_expired(self, now_ns: int, out: Effects) -> None:
         """Drop or reject the delayed publishes that have waited longer than the stream's limit."""
         bound_ns, reason = nanoseconds(self.shared.metadata.config.min_isr_hold_timeout_s), RejectReason.PAUSED
-        if bound_ns and (self._is_below_min_isr or self.pausing.sleeps):
+        if bound_ns and (self._is_below_min_isr or self.pause_enforcer.ends_with_publish):
             reason = RejectReason.BELOW_MIN_ISR if self._is_below_min_isr else reason
-            out += [self._no(old, reason, now_ns) for old in self.inflight.withdraw_older(now_ns - bound_ns)]
+            out += [self._rejection(old, reason, now_ns) for old in self.inflight.withdraw_older(now_ns - bound_ns)]
 
     def may_refuse(self, now_ns: int) -> bool:
         """Return whether a negative ack from this leader is certainly true [A2].
@@ -371,10 +388,10 @@ class LeaderRole(ReplicaRole):
     def log_flushed(self, now_ns: int, out: Effects) -> None:
         if self.shared.flush_ns:
             self.flushes.flushed(self.shared.node_id, self.shared.flush_ns, now_ns)
-        self._advance(now_ns, out)
-        self._release(out)
+        self._advance_high_watermark(now_ns, out)
+        self._append_delayed(out)
 
-    def _advance(self, now_ns: int, out: Effects) -> None:
+    def _advance_high_watermark(self, now_ns: int, out: Effects) -> None:
         """Raise the HW to the offset that the commit policy allows. Then send the acks for committed records."""
         if not self.handler.may_send_acks(now_ns):
             return
@@ -384,12 +401,12 @@ class LeaderRole(ReplicaRole):
             self.shared.raise_high_watermark(min(offset, log.flushed_newest_offset), out)
             self.inflight.committed(log.high_watermark)
             if self.handler.has_stale_followers(now_ns):
-                self._want_notice(now_ns + _NOTICE_DELAY_NS, out)
+                self._schedule_notice(now_ns + _NOTICE_DELAY_NS, out)
         if log.high_watermark < log.flushed_newest_offset and self._probe_after_ns:
             self.shared.deadlines.set_earlier(Deadline.PROBE, now_ns + self._probe_after_ns, out)
         self._acknowledge(now_ns, out)
 
-    def _probe(self, now_ns: int, out: Effects) -> None:
+    def _probe_silent_followers(self, now_ns: int, out: Effects) -> None:
         """Ask NATS whether the ISR members that delay the HW are connected, and send them a notification.
 
         These are members without a fetch for ``follower_ping_delay_s``. A timer repeats the check.
@@ -421,7 +438,7 @@ class LeaderRole(ReplicaRole):
             return
         progress.absences += 1
         if progress.absences >= isr.ABSENCES:
-            self._review_isr(now_ns, out)
+            self._request_isr_change(now_ns, out)
 
     def _acknowledge(self, now_ns: int, out: Effects) -> None:
         log = self.log
@@ -447,18 +464,18 @@ class LeaderRole(ReplicaRole):
         before = self.handler.newest_offset_of(event.replica)
         if (reason := self.handler.fetch_received(event, now_ns)) is not None:
             self.refuse(event, reason, out)
-            self._open_when_free(now_ns, out)
+            self._accept_publishes_if_allowed(now_ns, out)
             return
-        self._open_when_free(now_ns, out)
+        self._accept_publishes_if_allowed(now_ns, out)
         if event.flush_ns and self.handler.newest_offset_of(event.replica) != before:
             self.flushes.flushed(event.replica, event.flush_ns, now_ns, in_isr=event.replica in self.shared.metadata.isr)
-        self._advance(now_ns, out)
+        self._advance_high_watermark(now_ns, out)
         if self.handler.answer(event, now_ns, out):
-            self._want_notice(now_ns + _NOTICE_DELAY_NS, out)
-        self._release(out)
+            self._schedule_notice(now_ns + _NOTICE_DELAY_NS, out)
+        self._append_delayed(out)
         lost = not self._commits_by_quorum and isr.has_lost(self.handler.followers[event.replica], self.log.high_watermark)
         if lost or event.replica not in self.shared.metadata.isr:
-            self._review_isr(now_ns, out)
+            self._request_isr_change(now_ns, out)
 
     @property
     def _commits_by_quorum(self) -> bool:
@@ -474,9 +491,9 @@ class LeaderRole(ReplicaRole):
 
     def epoch_query_received(self, event: EpochQuery, now_ns: int, out: Effects) -> None:
         self.handler.epoch_query_received(event, now_ns, out)
-        self._open_when_free(now_ns, out)
+        self._accept_publishes_if_allowed(now_ns, out)
 
-    def _want_notice(self, at_ns: int, out: Effects) -> None:
+    def _schedule_notice(self, at_ns: int, out: Effects) -> None:
         self.shared.deadlines.set_earlier(Deadline.NOTICE, at_ns, out)
 
     def _send_notices(self, now_ns: int, out: Effects) -> None:
@@ -487,9 +504,9 @@ class LeaderRole(ReplicaRole):
         """
         log, replicas = self.log, self.handler.send_high_watermark_to_stale(now_ns - _NOTICE_DELAY_NS, out)
         if any(self.handler.followers[replica].position is None for replica in replicas):
-            self._want_notice(now_ns + nanoseconds(self.shared.config.notice_interval_s), out)
+            self._schedule_notice(now_ns + nanoseconds(self.shared.config.notice_interval_s), out)
         if (notice_since_ns := self.handler.stale_since_ns()) is not None:
-            self._want_notice(notice_since_ns + _NOTICE_DELAY_NS, out)
+            self._schedule_notice(notice_since_ns + _NOTICE_DELAY_NS, out)
         if replicas:
             out.append(
                 LeaderNotice(
@@ -504,7 +521,7 @@ class LeaderRole(ReplicaRole):
             )
 
     # ---- the ISR ---------------------------------------------------------------------------------------------------
-    def _review_isr(self, now_ns: int, out: Effects) -> None:
+    def _request_isr_change(self, now_ns: int, out: Effects) -> None:
         """Request from the metadata group the ISR that the lag policy requires. Only one request is open at a time."""
         change, metadata, config = self.isr_change, self.shared.metadata, self.shared.config
         if change.in_flight or now_ns < change.retry_at_ns or not self.shared.lease.is_current(now_ns):
@@ -519,7 +536,7 @@ class LeaderRole(ReplicaRole):
             wanted -= {joining}
         eligible_leaders = frozenset() if self._commits_by_quorum else metadata.isr | metadata.may_lead
         lost = isr.have_lost(followers, eligible_leaders, self.log.high_watermark)
-        evicted = self._may_go(wanted, now_ns)
+        evicted = self._removable_replica(wanted, now_ns)
         if evicted == self.shared.node_id:
             self._transfer_to_target(now_ns, out)
             evicted = ""
@@ -544,13 +561,13 @@ class LeaderRole(ReplicaRole):
         )
         self.shared.deadlines.set(Deadline.ISR_CHANGE, now_ns + nanoseconds(config.session_s), out)
 
-    def _may_go(self, wanted: frozenset[str], now_ns: int) -> str:
+    def _removable_replica(self, wanted: frozenset[str], now_ns: int) -> str:
         """Return the node id of the replica that may leave the replica set now. '': none may.
 
         ``wanted``: ISR after the change. The leader must have a lease, so that an outdated leader removes no replica.
         """
         state = self.shared.state
-        leaving = next_to_go(state, wanted, self.shared.metadata.min_isr)
+        leaving = removable_replica(state, wanted, self.shared.metadata.min_isr)
         if not leaving or self.phase is not LeaderPhase.READY or not self.handler.may_send_acks(now_ns):
             return ""
         if leaving == self.shared.node_id or not self._commits_by_quorum:
@@ -600,8 +617,8 @@ class LeaderRole(ReplicaRole):
             change.record_rejection(now_ns + _ISR_RETRY_NS)
         self.shared.deadlines.cancel(Deadline.ISR_CHANGE, out)
         self._schedule_lag_check(now_ns, out)
-        self._advance(now_ns, out)
-        self._release(out)
+        self._advance_high_watermark(now_ns, out)
+        self._append_delayed(out)
 
     def deadline_reached(self, kind: Deadline, late_ns: int, now_ns: int, out: Effects) -> None:
         if kind is Deadline.LAG:
@@ -609,16 +626,16 @@ class LeaderRole(ReplicaRole):
         elif kind is Deadline.NOTICE:
             self._send_notices(now_ns, out)
         elif kind is Deadline.PROMOTION:
-            self._open_when_free(now_ns, out)
+            self._accept_publishes_if_allowed(now_ns, out)
         elif kind is Deadline.PROBE:
-            self._probe(now_ns, out)
+            self._probe_silent_followers(now_ns, out)
         elif kind is Deadline.ISR_CHANGE:
             self.isr_change.record_unknown_result(now_ns)
-            self._review_isr(now_ns, out)
+            self._request_isr_change(now_ns, out)
 
     def _check_lag(self, late_ns: int, now_ns: int, out: Effects) -> None:
         interval_ns = self._lag_interval_ns
-        if late_ns > interval_ns:  # this process stood still: their fetches lie in its queues, they are not to blame
+        if late_ns > interval_ns:  # this process was stopped, and the fetches of its followers wait in its queues
             for progress in self.handler.followers.values():
                 progress.caught_up_ns += late_ns
                 progress.last_contact_ns += late_ns
@@ -626,8 +643,8 @@ class LeaderRole(ReplicaRole):
             out.append(GiveUpLeadership(leader_epoch=self.leader_epoch, reason=unreachable))
         self._check_own_flush(late_ns, interval_ns, now_ns)
         self._reject_expired(now_ns, out)
-        self.pausing.review(self.phase, self.inflight, now_ns, out)
-        self._review_isr(now_ns, out)
+        self.pause_enforcer.request_resume_if_due(self.phase, self.inflight, now_ns, out)
+        self._request_isr_change(now_ns, out)
         if self.flushes.is_slow(self.shared.node_id, now_ns):
             self._transfer_from_slow_disk(now_ns, out)
         self.shared.deadlines.set(Deadline.LAG, max(now_ns + interval_ns, self._compute_next_check_ns(now_ns)), out)
@@ -638,14 +655,20 @@ class LeaderRole(ReplicaRole):
         0: check at every event, because a change is open. Idle partitions therefore need no regular checks.
         """
         state, log, followers = self.shared.state, self.log, self.handler.followers.values()
-        everything = log.high_watermark == log.newest_offset and len(state.isr) == len(state.replicas) and not state.target
+        is_complete = log.high_watermark == log.newest_offset and len(state.isr) == len(state.replicas) and not state.target
         change = self.isr_change
-        if not everything or change.in_flight or change.unsettled or self.shared.data_path_down_ns is not None or not followers:
+        if (
+            not is_complete
+            or change.in_flight
+            or change.unsettled
+            or self.shared.data_path_down_ns is not None
+            or not followers
+        ):
             return 0
-        if self.flushes.slow(now_ns) or self.pausing.is_over(self.inflight):
+        if self.flushes.slow(now_ns) or self.pause_enforcer.should_resume(self.inflight):
             return 0
         lagging_ns = min(progress.caught_up_ns for progress in followers) + nanoseconds(self.shared.config.max_lag_time_s)
-        return min(lagging_ns + 1, max(progress.last_contact_ns for progress in followers) + self._silence_ns())
+        return min(lagging_ns + 1, max(progress.last_contact_ns for progress in followers) + self._max_silence_ns())
 
     def _schedule_lag_check(self, now_ns: int, out: Effects) -> None:
         self.shared.deadlines.set_earlier(Deadline.LAG, now_ns + self._lag_interval_ns, out)
@@ -701,13 +724,13 @@ class LeaderRole(ReplicaRole):
         timeout_ns = nanoseconds(config.max_leader_timeout_s)
         if down_ns is not None and now_ns - down_ns >= timeout_ns:
             return "its data path is down"
-        if self._silent_ns(now_ns) >= self._silence_ns():
+        if self._follower_silence_ns(now_ns) >= self._max_silence_ns():
             return "no live replica fetches from it"
         return ""
 
-    def _silent_ns(self, now_ns: int) -> int:
+    def _follower_silence_ns(self, now_ns: int) -> int:
         """Return the time since the last request of any live follower, in nanoseconds. 0: fewer than two followers are live."""
-        counted = self.shared.live.keys() & self.shared.state.replicas  # a learner may take its time
+        counted = self.shared.live.keys() & self.shared.state.replicas  # without learners, which may be slow
         request_times_ns = [p.last_contact_ns for replica, p in self.handler.followers.items() if replica in counted]
         return now_ns - max(request_times_ns) if len(request_times_ns) > 1 else 0
 
@@ -717,11 +740,11 @@ class LeaderRole(ReplicaRole):
         Another node can be elected then. If the silence lasts longer, the result is False, and the leader continues alone in
         the ISR.
         """
-        silent_ns, config = self._silent_ns(now_ns), self.shared.config
-        patience_ns = self._silence_ns() + nanoseconds(config.max_leader_timeout_s)
+        silent_ns, config = self._follower_silence_ns(now_ns), self.shared.config
+        patience_ns = self._max_silence_ns() + nanoseconds(config.max_leader_timeout_s)
         return nanoseconds(config.max_lag_time_s) // 2 <= silent_ns < patience_ns
 
-    def _silence_ns(self) -> int:
+    def _max_silence_ns(self) -> int:
         """Return the time without any request of a follower after which the leader counts as unreachable, in nanoseconds."""
         config = self.shared.config
         quiet_s = max(config.max_idle_wait_s, config.max_lag_time_s * QUIET_WAIT)

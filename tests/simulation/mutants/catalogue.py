@@ -239,7 +239,7 @@ _publishes_received = LeaderRole.publishes_received
 
 def _append_and_advance(self: LeaderRole, event: Any, now_ns: int, out: list) -> None:
     _publishes_received(self, event, now_ns, out)
-    self._advance(now_ns, out)
+    self._advance_high_watermark(now_ns, out)
 
 
 def ack_before_flush_on_follower() -> Patches:

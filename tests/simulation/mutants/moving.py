@@ -57,10 +57,10 @@ def gone_before_the_learner_has_joined() -> Patches:
         unwanted = [node for node in self.replicas if self.target and node not in self.target]
         return unwanted[-1] if unwanted else ""
 
-    def next_to_go(state: PartitionState, isr: frozenset[str], min_isr: int) -> str:
+    def removable_replica(state: PartitionState, isr: frozenset[str], min_isr: int) -> str:
         return state.leaving if len(isr - {state.leaving}) >= 1 else ""
 
-    return [method(PartitionState, "leaving", property(leaving)), method(leader, "next_to_go", next_to_go)]
+    return [method(PartitionState, "leaving", property(leaving)), method(leader, "removable_replica", removable_replica)]
 
 
 def a_target_with_a_dead_member_stays() -> Patches:

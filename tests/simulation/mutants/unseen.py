@@ -126,7 +126,7 @@ def retention_does_not_stop_at_hw() -> Patches:
 
 def what_is_held_stays_held() -> Patches:
     """Once a bound was met, nothing is appended any more: what comes later waits behind what is held."""
-    return [method(LeaderRole, "_release", lambda self, out: None)]
+    return [method(LeaderRole, "_append_delayed", lambda self, out: None)]
 
 
 def who_asks_for_a_successor_takes_no_more() -> Patches:

@@ -12,7 +12,7 @@ from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.catchup_throttle import CatchupThrottle, backlog_part
 from liftpy.core.replication.isr import FollowerProgress, IsrChange
-from liftpy.core.replication.leader import majority_holds, next_to_go, transfer_target
+from liftpy.core.replication.leader import majority_holds, removable_replica, transfer_target
 from liftpy.core.replication.lease import Lease
 from liftpy.core.replication.messages import FetchRequest
 from liftpy.core.replication.replica import Replica
@@ -47,12 +47,12 @@ def moving(replicas: str = "abdc", target: str = "abd", isr: str = "abdc", **mor
 def test_reassignment_evicts_the_next_unwanted_replica_if_enough_isr_members_remain(
     replicas: str, target: str, isr: str, min_isr: int, goes: str
 ) -> None:
-    assert next_to_go(moving(replicas, target, isr), frozenset(isr), min_isr) == goes
+    assert removable_replica(moving(replicas, target, isr), frozenset(isr), min_isr) == goes
 
 
 def test_reassignment_does_not_evict_a_replica_in_the_change_that_adds_another() -> None:
     state = moving("abc", "ad", "abc", joining="d", copy_epoch=4)
-    assert next_to_go(state, frozenset("abcd"), 1) == ""
+    assert removable_replica(state, frozenset("abcd"), 1) == ""
 
 
 @pytest.mark.parametrize(
