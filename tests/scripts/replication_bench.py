@@ -111,9 +111,9 @@ class FakeListener:
 
 
 class ReplicationBench:
-    """``uid``: of the stream. ``may_refuse``: whether the leader's lease is current. Has to be made on an event loop."""
+    """``uid``: of the stream. ``may_reject``: whether the leader's lease is current. Has to be made on an event loop."""
 
-    def __init__(self, bus: FakeBus | None = None, *, uid: str = "uid-1", may_refuse: bool = True, **config: Any) -> None:
+    def __init__(self, bus: FakeBus | None = None, *, uid: str = "uid-1", may_reject: bool = True, **config: Any) -> None:
         self.bus = bus or FakeBus()
         shell: Any = self.bus
         self.key = PartitionKey("orders", uid, 0)
@@ -123,7 +123,7 @@ class ReplicationBench:
         self.fetches: list[FetchRequest] = []
         inboxes = InboxRule(("_INBOX.",))
         self.acks = PendingAcks(shell, self.key, SUBJECT)
-        replica: Any = FakeReplica(may_refuse)
+        replica: Any = FakeReplica(may_reject)
         self.offset_check = OffsetCheckResult(OffsetCheck.SAME)
         """Of every reader."""
         log_state = LogState(self.log, 120 * NS_PER_S, 1 << 20, time.monotonic_ns, subject=SUBJECT)

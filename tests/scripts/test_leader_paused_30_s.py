@@ -55,7 +55,7 @@ def test_leader_paused_with_delayed_metadata_does_not_ack_its_queued_publishes()
         s.run(25)
         mute = s.hold("ack", sender=a)
         s.resume(a)
-        s.always(lambda: not s.replica(a).replica.may_refuse_publishers(s.cluster.clock.now_ns), 3)
+        s.always(lambda: not s.replica(a).replica.may_reject_publishes(s.cluster.clock.now_ns), 3)
         assert s.role(a) == "LEADER", "it still believes so"
         images.release()
         s.until(lambda: s.role(a) == "FOLLOWER")

@@ -25,7 +25,7 @@ def test_leader_with_a_dead_follower_commits_no_record_without_a_metadata_leader
         s.always(lambda: s.true_hw == 2 and not waiting.acked, 9)
         assert s.isr == {a, b, c}
         late = s.send()
-        s.always(lambda: not s.replica(a).replica.may_refuse_publishers(s.cluster.clock.now_ns), 5)
+        s.always(lambda: not s.replica(a).replica.may_reject_publishes(s.cluster.clock.now_ns), 5)
         s.metadata_up()
         s.until(lambda: c not in s.isr, within_s=10)
         assert s.leader == a

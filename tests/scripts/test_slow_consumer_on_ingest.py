@@ -59,7 +59,7 @@ async def test_ingest_queue_overflow_rejects_publishes_with_reply_at_once() -> N
 
 
 async def test_ingest_queue_overflow_at_a_leader_without_a_lease_drops_publishes_without_an_answer() -> None:
-    bench = ReplicationBench(ingest_queue_records=16, may_refuse=False)
+    bench = ReplicationBench(ingest_queue_records=16, may_reject=False)
     for number in range(20):
         bench.publish(b"x", f"p{number}")
     await bench.turn()

@@ -263,22 +263,22 @@ class Ingest:
             self._raw_bytes = sum(map(message_size_bytes, backlog.fresh))
             self._drain_soon()
 
-    def _may_refuse(self) -> bool:
+    def _may_reject(self) -> bool:
         """Return whether the leader may send negative acks."""
-        return self._replica.may_refuse_publishers(self._now_ns())
+        return self._replica.may_reject_publishes(self._now_ns())
 
-    def _may_refuse_for_now(self) -> bool:
+    def _may_reject_locally(self) -> bool:
         """Return whether publishes may be rejected that the next leader could store. Then no standby follower has buffered them."""
-        return self._replica.may_refuse_for_now(self._now_ns())
+        return self._replica.may_reject_locally(self._now_ns())
 
     def _reject_or_delay(self, publishers: Publishers, unfit: Rejection, waits_ms: Sequence[int] | int = 0) -> None:
-        self._acks.reject_or_delay(publishers, unfit, waits_ms, now=self._may_refuse_for_now(), later=not self._may_refuse())
+        self._acks.reject_or_delay(publishers, unfit, waits_ms, now=self._may_reject_locally(), later=not self._may_reject())
 
     def settle(self) -> None:
         """Send the delayed rejections if the leader may send negative acks now."""
-        if self._acks.has_delayed_rejections and self._may_refuse():
-            self._acks.send_delayed_rejections(may=self._may_refuse_for_now())
-        if self._backlog is not None and self._backlog.undecided and self._may_refuse():
+        if self._acks.has_delayed_rejections and self._may_reject():
+            self._acks.send_delayed_rejections(may=self._may_reject_locally())
+        if self._backlog is not None and self._backlog.undecided and self._may_reject():
             messages, self._backlog.undecided = self._backlog.undecided, []
             for message in messages:
                 self._refuse(self.reader.read([message], self.wall_ns()).publishers, _UNDECIDED)
@@ -392,7 +392,7 @@ class Ingest:
     @property
     def _is_late(self) -> bool:
         late = self._memory.is_late or self._waits_for_commit()
-        return late and self.reader.answers and self._may_refuse_for_now()
+        return late and self.reader.answers and self._may_reject_locally()
 
     def _waits_for_commit(self) -> bool:
         memory, now_ns = self._memory, self.counters.times.now_ns()
@@ -403,7 +403,7 @@ class Ingest:
 
     def rejects_now(self) -> bool:
         """Return whether publishes may be rejected without decoding now, because the node is late or there is no room."""
-        return self._is_late or (self._is_full() and self.reader.answers and self._may_refuse_for_now())
+        return self._is_late or (self._is_full() and self.reader.answers and self._may_reject_locally())
 
     def is_new(self, message_id: bytes) -> bool:
         """Return whether no record with this message id is stored, in progress or waiting to be decoded."""
@@ -885,7 +885,7 @@ class Ingest:
     def _refuse(self, publishers: Publishers, unfit: Rejection) -> None:
         self.counters.not_stored(publishers, unfit.reason)
         # Another node may lead now and have stored the message [A2]. No node stores a message for another stream or partition.
-        if unfit.reason is RejectReason.WRONG_STREAM or self._may_refuse():
+        if unfit.reason is RejectReason.WRONG_STREAM or self._may_reject():
             self._acks.reject(publishers, unfit)
 
     def encode_batch(self, effect: AppendBatch) -> bytes:

@@ -277,7 +277,7 @@ class LeaderRole(ReplicaRole):
         if epoch_rose:
             self.isr_change.record_new_epoch()
             self.shared.deadlines.cancel(Deadline.ISR_CHANGE, out)
-            if self._is_below_min_isr and self.inflight.holds and self.may_refuse_for_now(now_ns):
+            if self._is_below_min_isr and self.inflight.holds and self.may_reject_locally(now_ns):
                 withdrawn_events = self.inflight.withdraw_answerable()
                 out.extend(RejectPublishes(token=event.token, reason=RejectReason.BELOW_MIN_ISR) for event in withdrawn_events)
         self._accept_publishes_if_allowed(now_ns, out)
@@ -317,7 +317,7 @@ class LeaderRole(ReplicaRole):
         )
         if (reject_reason := self.pause_enforcer.reject_reason) is not None:
             out.append(self._rejection(event, reject_reason, now_ns))
-        elif is_below_min_isr and not event.is_plain and self.may_refuse_for_now(now_ns):
+        elif is_below_min_isr and not event.is_plain and self.may_reject_locally(now_ns):
             out.append(RejectPublishes(token=event.token, reason=RejectReason.BELOW_MIN_ISR))
         elif not (holds or ends_with_publish or (is_below_min_isr and event.is_plain)) and self.inflight.may_append():
             self._append(event, out)
@@ -332,7 +332,7 @@ class LeaderRole(ReplicaRole):
 
         Otherwise return an effect that drops them without an answer.
         """
-        may_answer = self.may_refuse(now_ns) if reason in REASONS_OF_ANY_LEADER else self.may_refuse_for_now(now_ns)
+        may_answer = self.may_reject(now_ns) if reason in REASONS_OF_ANY_LEADER else self.may_reject_locally(now_ns)
         return (RejectPublishes if may_answer and not event.is_plain else DropPublishes)(token=event.token, reason=reason)
 
     def duplicate_received(self, last_offset: int, now_ns: int, out: Effects) -> None:
@@ -369,7 +369,7 @@ class LeaderRole(ReplicaRole):
             reason = RejectReason.BELOW_MIN_ISR if self._is_below_min_isr else reason
             out += [self._rejection(old, reason, now_ns) for old in self.inflight.withdraw_older(now_ns - bound_ns)]
 
-    def may_refuse(self, now_ns: int) -> bool:
+    def may_reject(self, now_ns: int) -> bool:
         """Return whether a negative ack from this leader is certainly true [A2].
 
         The leader needs a lease. In addition, no possible next leader may still get records of an earlier leader, which may
@@ -378,12 +378,12 @@ class LeaderRole(ReplicaRole):
         settled = self._commits_by_quorum and self.log.high_watermark >= self.epoch_start_offset
         return self.shared.lease.is_current(now_ns) and (settled or self.handler.has_all_successors)
 
-    def may_refuse_for_now(self, now_ns: int) -> bool:
+    def may_reject_locally(self, now_ns: int) -> bool:
         """Return whether publishers may get a negative ack for a reason of this node only, such as a full queue.
 
         With standby followers the result is False, because the next leader may store the rejected publish.
         """
-        return self.may_refuse(now_ns) and not self.shared.metadata.has_standby
+        return self.may_reject(now_ns) and not self.shared.metadata.has_standby
 
     def log_flushed(self, now_ns: int, out: Effects) -> None:
         if self.shared.flush_ns:

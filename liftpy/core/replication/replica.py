@@ -379,20 +379,20 @@ class Replica:
         """Return the incarnation of the node's process, as of the last PartitionChanged. 0: ``node_id`` is fenced or unknown."""
         return self._shared.live.get(node_id, 0)
 
-    def may_refuse_publishers(self, now_ns: int) -> bool:
+    def may_reject_publishes(self, now_ns: int) -> bool:
         """Return whether the shell may send a negative ack for a message that it has not passed to the core [A2, D22]."""
         role = self._role
         return (
-            isinstance(role, LeaderRole) and role.phase in (LeaderPhase.READY, LeaderPhase.NO_LEASE) and role.may_refuse(now_ns)
+            isinstance(role, LeaderRole) and role.phase in (LeaderPhase.READY, LeaderPhase.NO_LEASE) and role.may_reject(now_ns)
         )
 
-    def may_refuse_for_now(self, now_ns: int) -> bool:
+    def may_reject_locally(self, now_ns: int) -> bool:
         """Return whether the shell may reject a publish for a reason of this node only, such as a full queue.
 
         With standby followers the result is False, because the next leader may store the rejected publish.
         """
         role = self._role
-        return self.may_refuse_publishers(now_ns) and isinstance(role, LeaderRole) and role.may_refuse_for_now(now_ns)
+        return self.may_reject_publishes(now_ns) and isinstance(role, LeaderRole) and role.may_reject_locally(now_ns)
 
     def takes_publishes(self) -> bool:
         """True if this replica leads and appends each arriving publish at once."""
@@ -636,8 +636,8 @@ class Replica:
 
     def _storage_failed(self, event: ev.StorageFailed, now_ns: int, out: Effects) -> None:
         role = self._role
-        may_refuse = event.no_space and isinstance(role, LeaderRole) and role.may_refuse_for_now(now_ns)
-        failed = FailedRole(self._shared, event.reason, speaks_until_lease_ends=may_refuse)
+        may_reject = event.no_space and isinstance(role, LeaderRole) and role.may_reject_locally(now_ns)
+        failed = FailedRole(self._shared, event.reason, speaks_until_lease_ends=may_reject)
         if event.token:
             failed.publishes_received(
                 ev.PublishesReceived(token=event.token, record_count=0, size_bytes=0, received_wall_ns=0), now_ns, out

@@ -94,7 +94,7 @@ def who_waits_is_answered_at_once() -> Patches:
 
 
 def a_leader_refuses_for_its_own_reasons() -> Patches:
-    return [patch.object(LeaderRole, "may_refuse_for_now", LeaderRole.may_refuse)]
+    return [patch.object(LeaderRole, "may_reject_locally", LeaderRole.may_reject)]
 
 
 BUGS: list[tuple[Callable[[], Patches], int, str]] = [

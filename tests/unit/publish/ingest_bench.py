@@ -64,7 +64,7 @@ class FakeBus:
 class Bench:
     """An Ingest whose replica appends everything at once."""
 
-    def __init__(self, may_refuse: bool = True, append: bool = True, **config: Any) -> None:
+    def __init__(self, may_reject: bool = True, append: bool = True, **config: Any) -> None:
         self.bus: Any = FakeBus()
         self.acks = PendingAcks(self.bus, PartitionKey("s", "u1", 0), "ev")
         self.batches: list[bytes] = []
@@ -72,7 +72,7 @@ class Bench:
         self.append = append
         self.tokens: list[int] = []
         self.log_state = create_log_state()
-        self.replica = FakeReplica(may_refuse)
+        self.replica = FakeReplica(may_reject)
         self.memory = MemoryBudget()
         self.ingest = Ingest(
             ingest_partition(self.acks, self.replica, self, self.log_state, self.feed),

@@ -19,9 +19,9 @@ Header = client_pb2.Header
 class Publisher:
     """A publisher of single messages, whose records are appended and committed at once."""
 
-    def __init__(self, policy: AckPolicy = AckPolicy.ALL, may_refuse: bool = True) -> None:
+    def __init__(self, policy: AckPolicy = AckPolicy.ALL, may_reject: bool = True) -> None:
         self.bench = Bench(policy)
-        self.bench.replica.may_refuse = may_refuse
+        self.bench.replica.may_reject = may_reject
 
     @property
     def values(self) -> list[bytes | None]:
@@ -83,7 +83,7 @@ async def test_publish_addressed_to_another_stream_is_rejected_and_not_stored(ad
 
 async def test_publish_addressed_to_another_stream_is_rejected_even_without_a_lease() -> None:
     """Every node gives the same answer [A2]."""
-    publisher = Publisher(may_refuse=False)
+    publisher = Publisher(may_reject=False)
     ack = publisher.publish(value=b"v", stream="other")
     assert ack is not None
     assert ack.ackError == _Ack.WRONG_STREAM

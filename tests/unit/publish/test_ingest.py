@@ -66,7 +66,7 @@ async def test_ingest_stores_the_largest_allowed_message_alone() -> None:
 
 
 async def test_ingest_that_may_not_reject_drops_excess_publishes_without_an_answer() -> None:
-    bench = Bench(may_refuse=False, ingest_queue_records=16)
+    bench = Bench(may_reject=False, ingest_queue_records=16)
     for _ in range(20):
         bench.publish(b"x", b"_INBOX.a")
     bench.publish(b"x" * (1024 * 1024), b"_INBOX.a")

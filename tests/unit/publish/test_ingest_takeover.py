@@ -28,8 +28,8 @@ class FakeSubscription(FakeBus):
 class Leader(Bench):
     """Begins with ``taken`` in place of a subscription of its own."""
 
-    def __init__(self, taken: FailoverBacklog, may_refuse: bool = True, **config: Any) -> None:
-        super().__init__(may_refuse, **config)
+    def __init__(self, taken: FailoverBacklog, may_reject: bool = True, **config: Any) -> None:
+        super().__init__(may_reject, **config)
         self.ingest.stop()
         self.bus.listened = 0
         self.repeated: list[DuplicateReceived] = []
@@ -72,13 +72,13 @@ async def test_ingest_takeover_acks_buffered_messages_already_in_the_log() -> No
 
 async def test_ingest_takeover_rejects_buffered_conditional_publishes_once_the_leader_may_send_rejections() -> None:
     block = b"NATS/1.0\r\nNats-Expected-Last-Sequence: 0\r\n\r\n"
-    for may_refuse in (False, True):
-        leader = Leader(FailoverBacklog(FakeSubscription(), undecided=[message(b"a", b"_INBOX.a", block)]), may_refuse)
+    for may_reject in (False, True):
+        leader = Leader(FailoverBacklog(FakeSubscription(), undecided=[message(b"a", b"_INBOX.a", block)]), may_reject)
         leader.ingest.settle()
         leader.ingest.settle()
-        assert leader.ingest.idle is may_refuse
+        assert leader.ingest.idle is may_reject
         told = [(inbox, said["error"]["err_code"]) for inbox, said in leader.answers(9)]
-        assert told == ([("_INBOX.a", 10008)] if may_refuse else [])
+        assert told == ([("_INBOX.a", 10008)] if may_reject else [])
         assert leader.counts() == []
 
 

@@ -163,7 +163,7 @@ def test_producer_batch_out_of_sequence_at_a_leader_that_may_not_reject_gets_no_
     bench.ingest.start()
     bench.ingest._listener = None
     bench.ingest.start()
-    bench.replica.may_refuse = False
+    bench.replica.may_reject = False
     send(bench, 0, 5)
     assert (bench.answers(), bench.batches) == ([], [])
 

@@ -145,11 +145,11 @@ async def test_quota_does_not_apply_to_messages_buffered_by_a_standby() -> None:
 
 def test_quota_rejection_without_a_lease_is_sent_when_the_lease_returns() -> None:
     bench = a_bench()
-    bench.replica.may_refuse = False
+    bench.replica.may_reject = False
     bench.arrive(*((b"_INBOX.%d" % number, b"%d" % number, b"") for number in range(4)))
     bench.ingest.settle()
     assert (bench.lines, bench.ingest.counters.refused["quota"]) == ([], 2)
-    bench.replica.may_refuse = True
+    bench.replica.may_reject = True
     bench.ingest.settle()
     assert {inbox: answer["retry_after_ms"] for inbox, answer in json_of(bench).items()} == {b"_INBOX.2": 1, b"_INBOX.3": 126}
     bench.ingest.settle()
@@ -159,13 +159,13 @@ def test_quota_rejection_without_a_lease_is_sent_when_the_lease_returns() -> Non
 def test_quota_rejections_waiting_for_a_lease_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acks, "MAX_DELAYED_REJECTIONS", 2)
     bench = a_bench()
-    bench.replica.may_refuse = False
+    bench.replica.may_reject = False
     bench.arrive((b"", b"v", b""), (b"", b"v", b""))
     bench.arrive((b"_INBOX.0", b"v", b""))
     bench.acks.drop()
     for number in range(1, 4):
         bench.arrive((b"_INBOX.%d" % number, b"v", b""))
-    bench.replica.may_refuse = True
+    bench.replica.may_reject = True
     bench.arrive((b"_INBOX.now", b"v", b""))
     assert set(json_of(bench)) == {b"_INBOX.1", b"_INBOX.2", b"_INBOX.now"}, "what is owed is bounded"
 

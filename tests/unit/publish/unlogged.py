@@ -36,7 +36,7 @@ def ingest_partition(
 class FakeReplica:
     """Replica of a leader. A test sets what the leader may do."""
 
-    may_refuse: bool = True
+    may_reject: bool = True
     has_standby: bool = False
     """True if standby followers buffer publishes, so that the leader rejects none for a reason of its own."""
     is_busy: bool = False
@@ -44,11 +44,11 @@ class FakeReplica:
     held_bytes: int = 0
     uncommitted_bytes: int = 0
 
-    def may_refuse_publishers(self, now_ns: int) -> bool:
-        return self.may_refuse
+    def may_reject_publishes(self, now_ns: int) -> bool:
+        return self.may_reject
 
-    def may_refuse_for_now(self, now_ns: int) -> bool:
-        return self.may_refuse and not self.has_standby
+    def may_reject_locally(self, now_ns: int) -> bool:
+        return self.may_reject and not self.has_standby
 
     def takes_publishes(self) -> bool:
         return not self.is_busy

@@ -193,15 +193,15 @@ def test_replica_ignores_an_older_partition_state() -> None:
 
 def test_leader_sends_no_rejection_while_an_isr_member_may_follow_the_previous_leader() -> None:
     leader = Stepped("a").leads(state(isr="ab", leader_epoch=2, min_isr=3))
-    assert not leader.replica.may_refuse_publishers(leader.now_ns)
+    assert not leader.replica.may_reject_publishes(leader.now_ns)
     leader.publish(flush=False)
     assert leader.has(do.AppendBatch)
     leader.fetch("b", -1)
-    assert leader.replica.may_refuse_publishers(leader.now_ns)
+    assert leader.replica.may_reject_publishes(leader.now_ns)
     leader.publish()
     assert leader.only(do.RejectPublishes).reason is RejectReason.BELOW_MIN_ISR
     leader.told(state(isr="ab", leader_epoch=2, min_isr=3, epoch=2), live={"a": 1, "b": 2, "c": 1})
-    assert not leader.replica.may_refuse_publishers(leader.now_ns), "b has started again"
+    assert not leader.replica.may_reject_publishes(leader.now_ns), "b has started again"
 
 
 def test_isr_change_without_a_response_is_repeated_after_the_session_timeout() -> None:

@@ -249,10 +249,10 @@ def test_overload_rejection_has_a_retry_delay_and_is_sent_only_to_inboxes() -> N
 
 def test_overload_rejection_without_a_lease_is_sent_when_the_lease_returns() -> None:
     bench = OverloadedIngest()
-    bench.replica.may_refuse = False
+    bench.replica.may_reject = False
     bench.ingest.reject_unread([b"_INBOX.1"])
     assert bench.lines == []
-    bench.replica.may_refuse = True
+    bench.replica.may_reject = True
     bench.ingest.settle()
     assert [line.split()[1] for line in bench.lines] == [b"_INBOX.1"]
 
