@@ -285,14 +285,14 @@ class PendingAcks:
         lines.append(b"PUB %b  %d\r\n%b\r\n" % (reply, len(body), body))
 
     def reject(
-        self, publishers: Publishers, unfit: Rejection, leader: str = "", leader_epoch: int = 0, epoch: int = 0,
+        self, publishers: Publishers, rejection: Rejection, leader: str = "", leader_epoch: int = 0, epoch: int = 0,
         waits_ms: Sequence[int] | int = 0,
     ) -> None:  # fmt: skip
         """Send a negative ack to all publishers of a batch that was not appended [A2].
 
         Args:
             publishers: Publishers of the batch.
-            unfit: Reason and text of the rejection.
+            rejection: Reason and text of the rejection.
             leader: Node id of the leader. '': it is not known.
             leader_epoch: LeaderEpoch of the leader.
             epoch: Epoch of the partition.
@@ -300,9 +300,9 @@ class PendingAcks:
         """
         lines: list[bytes] = []
         how_many = len(publishers.replies)
-        plain = self._json_error(unfit)
+        plain = self._json_error(rejection)
         if isinstance(waits_ms, int):
-            waits_ms = waits_ms or (LEAST_WAIT_MS if unfit.reason is RejectReason.OVERLOADED else 0)
+            waits_ms = waits_ms or (LEAST_WAIT_MS if rejection.reason is RejectReason.OVERLOADED else 0)
             if publishers.envelopes is None:
                 self._reject_alike(
                     publishers.replies, b'%b,"retry_after_ms":%d}' % (plain[:-1], waits_ms) if waits_ms else plain
@@ -315,7 +315,7 @@ class PendingAcks:
                 if (envelope and id(envelope), wait_ms) != alike:
                     alike = envelope and id(envelope), wait_ms
                     if envelope is not None:
-                        body = self._negative_ack(envelope, unfit, leader, leader_epoch, epoch, wait_ms)
+                        body = self._negative_ack(envelope, rejection, leader, leader_epoch, epoch, wait_ms)
                     else:
                         body = b'%b,"retry_after_ms":%d}' % (plain[:-1], wait_ms) if wait_ms else plain
                     rest = b"  %d\r\n%b\r\n" % (len(body), body)
@@ -329,7 +329,7 @@ class PendingAcks:
             self._shell.send_lines(lines)
 
     def reject_or_delay(
-        self, publishers: Publishers, unfit: Rejection, waits_ms: Sequence[int] | int = 0, *, now: bool, later: bool
+        self, publishers: Publishers, rejection: Rejection, waits_ms: Sequence[int] | int = 0, *, now: bool, later: bool
     ) -> None:
         """Reject publishers now if ``now`` is True.
 
@@ -338,9 +338,9 @@ class PendingAcks:
         """
         if now:
             self.send_delayed_rejections()
-            self.reject(publishers, unfit, waits_ms=waits_ms)
+            self.reject(publishers, rejection, waits_ms=waits_ms)
         elif later and len(self._delayed_rejections) < MAX_DELAYED_REJECTIONS:
-            self._delayed_rejections.append((publishers, unfit, waits_ms))
+            self._delayed_rejections.append((publishers, rejection, waits_ms))
 
     @property
     def has_delayed_rejections(self) -> bool:
@@ -349,8 +349,8 @@ class PendingAcks:
     def send_delayed_rejections(self, *, may: bool = True) -> None:
         """Send the delayed rejections if ``may`` is True, because the leader may send negative acks now. Otherwise drop them."""
         untold, self._delayed_rejections = self._delayed_rejections, []
-        for publishers, unfit, waits_ms in untold if may else ():
-            self.reject(publishers, unfit, waits_ms=waits_ms)
+        for publishers, rejection, waits_ms in untold if may else ():
+            self.reject(publishers, rejection, waits_ms=waits_ms)
 
     def drop(self) -> None:
         """Drop all waiting publishers without an answer. Their records may be stored or not."""
@@ -385,7 +385,7 @@ class PendingAcks:
         return frames.encode(ack)
 
     def _negative_ack(
-        self, envelope: Envelope, unfit: Rejection, leader: str, leader_epoch: int, epoch: int, wait_ms: int
+        self, envelope: Envelope, rejection: Rejection, leader: str, leader_epoch: int, epoch: int, wait_ms: int
     ) -> bytes:
         ack = client_pb2.Ack(
             stream=self.key.stream,
@@ -398,21 +398,21 @@ class PendingAcks:
             correlationId=envelope.correlation_id,
             ackPolicy=POLICIES[envelope.policy],
             receptionTimestamp=envelope.received_wall_ns,
-            ackError=unfit.reason.value,  # type: ignore[arg-type]
+            ackError=rejection.reason.value,  # type: ignore[arg-type]
             leaderEpoch=leader_epoch,
             leader=leader,
             epoch=epoch,
-            detail=unfit.detail,
+            detail=rejection.detail,
             producer=envelope.producer,
             retryAfterMs=wait_ms,
         )
         return frames.encode(ack)
 
-    def _json_error(self, unfit: Rejection) -> bytes:
-        code, err_code, description = JETSTREAM_ERRORS[unfit.reason]
-        if unfit.jetstream is not None:
-            code, err_code = unfit.jetstream
-        error = {"code": code, "err_code": err_code, "description": unfit.detail or description}
+    def _json_error(self, rejection: Rejection) -> bytes:
+        code, err_code, description = JETSTREAM_ERRORS[rejection.reason]
+        if rejection.jetstream is not None:
+            code, err_code = rejection.jetstream
+        error = {"code": code, "err_code": err_code, "description": rejection.detail or description}
         return json.dumps({"stream": self._shown_stream, "seq": 0, "error": error}).encode()
 
 

@@ -109,7 +109,7 @@ class RecentIds:
 
     __slots__ = (
         "_by_id", "_committed", "_high_watermark", "_last_id", "_lost_known_ns", "_lost_ns", "_now_ns", "_tail", "_time_ns",
-        "evicted_count", "in_hand", "share", "takes_shorter_window", "window_ns",
+        "evicted_count", "pending", "share", "takes_shorter_window", "window_ns",
     )  # fmt: skip
 
     name = "ids"
@@ -119,7 +119,7 @@ class RecentIds:
         self.window_ns = window_ns
         self._now_ns = now_ns
         self.share = Share(node, self.name, max_bytes, "partition_message_id_bytes")
-        self.in_hand = self.share.beside()
+        self.pending = self.share.beside()
         """Memory of message ids that the leader has accepted and that are not in the log yet, in bytes."""
         self.evicted_count = 0
         """Number of message ids that were dropped early for lack of memory, since the start."""
@@ -332,11 +332,11 @@ class RecentIds:
 
     def reserve_ids(self, ids: Iterable[bytes]) -> None:
         """Count the memory of ``ids`` whose messages the leader has accepted. They are not in the log yet."""
-        self.in_hand.hold(self.in_hand.size_bytes + size_of(ids))
+        self.pending.hold(self.pending.size_bytes + size_of(ids))
 
     def release_ids(self, ids: Iterable[bytes]) -> None:
         """Stop counting the memory of ``ids``, because their messages are stored or rejected now."""
-        self.in_hand.hold(self.in_hand.size_bytes - size_of(ids))
+        self.pending.hold(self.pending.size_bytes - size_of(ids))
 
     def lacks(self, ids: Iterable[bytes], now_wall_ns: int) -> str:
         """Return the reason why a leader must reject a batch with these new ``ids``. '': there is none.
@@ -347,10 +347,10 @@ class RecentIds:
             return ""
         if self.is_blind(now_wall_ns):
             return f"some message ids of the last {self.window_ns / NS_PER_S:g} s went for want of room here"
-        size_bytes, in_hand_bytes = _BATCH_BYTES + size_of(ids), self.in_hand.size_bytes
-        if not self.share.has_room(size_bytes, in_hand_bytes):
+        size_bytes, pending_bytes = _BATCH_BYTES + size_of(ids), self.pending.size_bytes
+        if not self.share.has_room(size_bytes, pending_bytes):
             self._expire(max(self._time_ns, now_wall_ns))  # the log time does not advance without batches
-        setting = self.share.lacks(size_bytes, in_hand_bytes)
+        setting = self.share.lacks(size_bytes, pending_bytes)
         return setting and f"the message ids of the last {self.window_ns / NS_PER_S:g} s fill what {setting} allows"
 
 

@@ -62,13 +62,13 @@ from liftpy.core.wire.rejections import Rejection, RejectReason
 
 IDS_LOST = "message_ids_lost"
 """Reason for dropping publishes whose message id may be stored already, because this node dropped ids for lack of memory."""
-_NO_ROOM = Rejection(RejectReason.OVERLOADED, "")
+_OVERLOADED = Rejection(RejectReason.OVERLOADED, "")
 _UNDECIDED = Rejection(RejectReason.NOT_LEADER, "The leader changed before it stored the publish. Send it again.")
 INGEST_OVERFLOW = "ingest_overflow"
 """Reason in the counter of publishes that the connection dropped before they reached a partition."""
 _BATCH_OVERHEAD_BYTES = 4096
 """Maximum size of the headers of a batch, of its response and of NATS, in bytes."""
-_NOBODY = ProducerSequences(0, 0, 0, None)
+_NO_PRODUCER = ProducerSequences(0, 0, 0, None)
 RECORD_OVERHEAD_BYTES = 24
 """Maximum size of a record in its columns in addition to its own bytes."""
 
@@ -125,11 +125,11 @@ class PendingBatch:
     publishers: Publishers
     ids: dict[int, bytes]
     """Record index -> message id."""
-    asks: bool
+    has_conditions: bool
     """True if a publish has a condition on its subject."""
-    again: list[tuple[int, Publishers]] = field(default_factory=list)
+    repeats: list[tuple[int, Publishers]] = field(default_factory=list)
     """(record index, publisher) of messages that repeat a record of this batch."""
-    numbering: ProducerSequences | None = None
+    sequences: ProducerSequences | None = None
     """Sequence numbers that a producer has set."""
     arrived_ns: int = 0
     """Monotonic time of the arrival, in nanoseconds."""
@@ -170,8 +170,8 @@ class Ingest:
     """
 
     __slots__ = (
-        "_acks", "_again_count", "_backlog", "_config", "_drain_scheduled", "_feed", "_left", "_listener", "_log", "_log_state",
-        "_memory", "_next_token", "_now_ns", "_on_leave", "_pending_ids", "_raw", "_raw_bytes", "_registry", "_replica",
+        "_acks", "_backlog", "_config", "_drain_scheduled", "_feed", "_left", "_listener", "_log", "_log_state", "_memory",
+        "_next_token", "_now_ns", "_on_leave", "_pending_ids", "_raw", "_raw_bytes", "_registry", "_repeat_count", "_replica",
         "_shell", "_tokens", "_unanswered", "counters", "is_subscribed", "reader", "wall_ns",
     )  # fmt: skip
 
@@ -216,8 +216,8 @@ class Ingest:
         self._raw_bytes = 0
         self._drain_scheduled = False
         self._tokens: dict[int, PendingBatch] = {}
-        self._again_count = 0
-        """Number of repeated messages in ``PendingBatch.again`` of all pending batches."""
+        self._repeat_count = 0
+        """Number of repeated messages in ``PendingBatch.repeats`` of all pending batches."""
         self._next_token = 1
 
     def settings_changed(self, stream: StreamConfig, partitions: int = 1) -> None:
@@ -271,8 +271,10 @@ class Ingest:
         """Return whether publishes may be rejected that the next leader could store. Then no standby follower has buffered them."""
         return self._replica.may_reject_locally(self._now_ns())
 
-    def _reject_or_delay(self, publishers: Publishers, unfit: Rejection, waits_ms: Sequence[int] | int = 0) -> None:
-        self._acks.reject_or_delay(publishers, unfit, waits_ms, now=self._may_reject_locally(), later=not self._may_reject())
+    def _reject_or_delay(self, publishers: Publishers, rejection: Rejection, waits_ms: Sequence[int] | int = 0) -> None:
+        self._acks.reject_or_delay(
+            publishers, rejection, waits_ms, now=self._may_reject_locally(), later=not self._may_reject()
+        )
 
     def settle(self) -> None:
         """Send the delayed rejections if the leader may send negative acks now."""
@@ -281,7 +283,7 @@ class Ingest:
         if self._backlog is not None and self._backlog.undecided and self._may_reject():
             messages, self._backlog.undecided = self._backlog.undecided, []
             for message in messages:
-                self._refuse(self.reader.read([message], self.wall_ns()).publishers, _UNDECIDED)
+                self._reject_publishers(self.reader.read([message], self.wall_ns()).publishers, _UNDECIDED)
 
     def process_link_loss(self) -> None:
         """Process the loss of the connection for publishes: unsubscribe if standby followers receive the publishes instead.
@@ -373,9 +375,9 @@ class Ingest:
         self._log_state.index_wait.forget()
         self._tokens.clear()
         self._pending_ids.clear()
-        self._log_state.ids.in_hand.hold(0)
+        self._log_state.ids.pending.hold(0)
         self._registry.begin()
-        self._again_count = 0
+        self._repeat_count = 0
 
     def _is_full(self) -> bool:
         if len(self._raw) >= self._config.ingest_queue_records or self._raw_bytes >= self._config.ingest_queue_bytes:
@@ -435,8 +437,8 @@ class Ingest:
             repeats = self._find_repeats(columns)
             if repeats is None:
                 return
-            ids, in_hand = columns.ids, self._pending_ids
-            known = {index for index, stored in repeats.items() if stored is not None or ids[index] in in_hand}
+            ids, pending = columns.ids, self._pending_ids
+            known = {index for index, stored in repeats.items() if stored is not None or ids[index] in pending}
             if ids and self._log_state.ids.is_blind(now_wall_ns):  # each of them may be stored
                 self.counters.drop(IDS_LOST, len(ids) - len(known))
                 known = set(ids)
@@ -448,7 +450,7 @@ class Ingest:
 
     def _reject_overloaded(self, publishers: Publishers, count: int) -> None:
         self.counters.refuse("overloaded", count)
-        self._reject_or_delay(publishers, _NO_ROOM, self._memory.retry_after_ms)
+        self._reject_or_delay(publishers, _OVERLOADED, self._memory.retry_after_ms)
 
     # ---- messages ------------------------------------------------------------------------------------------------------
     def _message_arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
@@ -508,15 +510,15 @@ class Ingest:
         except Exception as error:
             self._drop_or_split(messages, error, self._submit_piece)
 
-    def _drop_or_split(self, messages: list[RawMessage], error: Exception, again: Callable[[list[RawMessage]], None]) -> None:
+    def _drop_or_split(self, messages: list[RawMessage], error: Exception, retry: Callable[[list[RawMessage]], None]) -> None:
         """Handle an unexpected ``error`` while ``messages`` were processed.
 
-        Drop a single message. Call ``again`` with each half of several messages, until the failing one is alone.
+        Drop a single message. Call ``retry`` with each half of several messages, until the failing one is alone.
         """
         if len(messages) == 1:
             self._shell.sink_failed(messages[0][0], error)
         else:
-            call_with_halves(messages, again)
+            call_with_halves(messages, retry)
 
     def _submit_at(self, messages: list[RawMessage], alone: Collection[int]) -> None:
         for piece in split_at(messages, alone):
@@ -528,9 +530,9 @@ class Ingest:
         if columns.whole_batches:
             self._submit_at(messages, columns.whole_batches)
             return
-        if columns.unfit:
-            self._reject_some(columns, columns.unfit)
-            if rest := [message for index, message in enumerate(messages) if index not in columns.unfit]:
+        if columns.rejections:
+            self._reject_some(columns, columns.rejections)
+            if rest := [message for index, message in enumerate(messages) if index not in columns.rejections]:
                 self._submit_piece(rest)
             return
         if columns.producer_request is not None:
@@ -539,13 +541,13 @@ class Ingest:
         if columns.ids and (repeats := self._repeats(columns, now_wall_ns)):
             self._submit_without_repeats(repeats, columns, messages)
             return
-        if columns.unfit_after_sequence and not self._forbids_only_stored(columns):
-            self._refuse_by_settings(columns, messages)
+        if columns.rejections_after_sequence and not self._forbids_only_stored(columns):
+            self._reject_by_settings(columns, messages)
             return
         if columns.ids and self._has_no_room(columns, messages, now_wall_ns):
             return
-        numbering = None
-        if columns.claim is not None and (numbering := self._check_producer_batch(columns.claim, columns)) is None:
+        sequences = None
+        if columns.claim is not None and (sequences := self._check_producer_batch(columns.claim, columns)) is None:
             return
         replies = columns.publishers.replies
         plain_count = replies.count(b"")
@@ -557,13 +559,15 @@ class Ingest:
         if acks_are_full:
             self._reject_for_overload(messages)
             return
-        bound = bool(columns.expected or columns.of_others)
-        if bound and not self._meets_conditions(columns, messages):
+        conditional = bool(columns.expected or columns.of_others)
+        if conditional and not self._meets_conditions(columns, messages):
             return
-        if bound and len(messages) > 1 and not self._replica.takes_publishes():  # messages with a condition are submitted alone
+        if (
+            conditional and len(messages) > 1 and not self._replica.takes_publishes()
+        ):  # messages with a condition are submitted alone
             self._submit_at(messages, sorted(columns.expected.keys() | columns.of_others.keys()))
             return
-        if self.reader.quota is not None and self._over_quota(self.reader.quota, columns, messages, numbering, now_wall_ns):
+        if self.reader.quota is not None and self._over_quota(self.reader.quota, columns, messages, sequences, now_wall_ns):
             return
         body = self._encode_body(columns, messages)
         if body is None:
@@ -571,14 +575,14 @@ class Ingest:
         token = self._next_token
         self._next_token += 1
         has_sequence = any(other.sequence is not None for other in columns.of_others.values())
-        in_hand = PendingBatch(
-            body, columns.publishers, columns.ids, has_sequence, numbering=numbering, arrived_ns=self.counters.times.now_ns()
+        pending = PendingBatch(
+            body, columns.publishers, columns.ids, has_sequence, sequences=sequences, arrived_ns=self.counters.times.now_ns()
         )
-        self._tokens[token] = in_hand
+        self._tokens[token] = pending
         if columns.ids:
             self._log_state.ids.reserve_ids(columns.ids.values())
             for index, message_id in columns.ids.items():
-                self._pending_ids[message_id] = in_hand, index
+                self._pending_ids[message_id] = pending, index
         self._feed(
             PublishesReceived(
                 token=token,
@@ -586,7 +590,7 @@ class Ingest:
                 size_bytes=body.size_bytes,
                 received_wall_ns=now_wall_ns,
                 plain_count=columns.publishers.plain_count,
-                conditional=bound or numbering is not None,
+                conditional=conditional or sequences is not None,
             )
         )
 
@@ -597,11 +601,11 @@ class Ingest:
         The answer is sent when the state of the producer is committed.
         """
         if request.acked is not None and self._log_state.has_lost(*request.acked):
-            self._refuse(publishers, RECORDS_LOST)
+            self._reject_publishers(publishers, RECORDS_LOST)
             return
         grant = self._registry.ask(request)
         if isinstance(grant, Finding):
-            self._refuse(publishers, self._registry.why_not(grant))
+            self._reject_publishers(publishers, self._registry.why_not(grant))
             return
         envelope_of(publishers).producer = grant.as_pb
         self._await_stored_ack(StoredId(-1, grant.last_offset), publishers)
@@ -625,7 +629,7 @@ class Ingest:
             return None
         if result.finding is not Finding.APPEND:
             envelope.producer = client_pb2.ProducerState(nextSequence=result.next_sequence)
-            self._refuse(publishers, self._registry.why_not(result.finding))
+            self._reject_publishers(publishers, self._registry.why_not(result.finding))
             return None
         known = envelope.known_records = result.known
         if known:
@@ -676,7 +680,7 @@ class Ingest:
     @property
     def _waiting_count(self) -> int:
         """Number of publishers that wait for an ack."""
-        return self._acks.count + self._again_count
+        return self._acks.count + self._repeat_count
 
     def _has_no_room(self, columns: MessageColumns, messages: list[RawMessage], now_wall_ns: int) -> bool:
         """Return whether there is no memory for the new message ids of a batch. If so, handle the messages.
@@ -695,7 +699,7 @@ class Ingest:
             return True
         ids.share.count_rejections(columns.publishers.record_count)
         if not ids.is_blind(now_wall_ns):
-            self._refuse(columns.publishers, Rejection(RejectReason.OVERLOADED, why, (503, 10023)))
+            self._reject_publishers(columns.publishers, Rejection(RejectReason.OVERLOADED, why, (503, 10023)))
         else:  # the message may be stored, so it must not be rejected [A2]
             self.counters.drop(IDS_LOST, columns.publishers.record_count)
         return True
@@ -726,8 +730,8 @@ class Ingest:
         ``repeats``: result of ``_repeats``. A message that repeats another one of these messages is checked after it, because
         that one may be rejected.
         """
-        ids_in_hand, find = self._pending_ids, self._log_state.ids.find
-        repeated_here = [i for i, stored in repeats.items() if stored is None and columns.ids[i] not in ids_in_hand]
+        pending_ids, find = self._pending_ids, self._log_state.ids.find
+        repeated_here = [i for i, stored in repeats.items() if stored is None and columns.ids[i] not in pending_ids]
         here = set(repeated_here)
         self._answer_repeats({index: stored for index, stored in repeats.items() if index not in here}, columns)
         if fresh := [message for index, message in enumerate(messages) if index not in repeats]:
@@ -736,8 +740,8 @@ class Ingest:
         known: dict[int, StoredId | None] = {}
         for index in repeated_here:
             message_id = columns.ids[index]
-            stored = None if message_id in ids_in_hand else find(message_id, now_wall_ns)
-            if stored is not None or message_id in ids_in_hand:
+            stored = None if message_id in pending_ids else find(message_id, now_wall_ns)
+            if stored is not None or message_id in pending_ids:
                 known[index] = stored
             else:
                 self._submit_piece([messages[index]])
@@ -755,9 +759,9 @@ class Ingest:
             if not self._may_wait(publishers):
                 continue
             if stored is None:
-                in_hand, first = self._pending_ids[columns.ids[index]]
-                in_hand.again.append((first, publishers))
-                self._again_count += 1
+                pending, first = self._pending_ids[columns.ids[index]]
+                pending.repeats.append((first, publishers))
+                self._repeat_count += 1
             else:
                 self._acks.add_again(stored, publishers)
                 lowest = stored.last_offset if lowest is None else min(lowest, stored.last_offset)
@@ -787,7 +791,7 @@ class Ingest:
                 detail = (
                     f"The stored record has {error.size_bytes} bytes, the maximum is {MAX_BATCH_BYTES}. Send a smaller message."
                 )
-                self._refuse(columns.publishers, Rejection(RejectReason.TOO_LARGE, detail))
+                self._reject_publishers(columns.publishers, Rejection(RejectReason.TOO_LARGE, detail))
             return None
 
     def _meets_conditions(self, columns: MessageColumns, messages: list[RawMessage]) -> bool:
@@ -802,40 +806,40 @@ class Ingest:
         if not unmet:
             return True
         if len(unmet) == len(messages):
-            self._refuse_or_wait(columns, messages, unmet)
+            self._reject_or_wait(columns, messages, unmet)
             return False
         for _, run in groupby(range(len(messages)), key=unmet.__contains__):
             self._submit_piece([messages[index] for index in run])
         return False
 
-    def _refuse_or_wait(self, columns: MessageColumns, messages: list[RawMessage], unmet: Mapping[int, Rejection]) -> None:
+    def _reject_or_wait(self, columns: MessageColumns, messages: list[RawMessage], unmet: Mapping[int, Rejection]) -> None:
         """Reject messages whose condition does not hold. Let those wait whose subject is not in the index yet.
 
         ``unmet``: record index -> rejection.
         """
         waits = set[int]()
         if not self._left and self._log_state.lacks:
-            for index, unfit in unmet.items():
-                if unfit is UNINDEXED:
+            for index, rejection in unmet.items():
+                if rejection is UNINDEXED:
                     key = index_key(columns.of_others[index], columns.subjects[index])
                     if self._log_state.index_wait.add(messages[index], key, lambda message: self._check_messages([message])):
                         waits.add(index)
-        self._reject_some(columns, {index: unfit for index, unfit in unmet.items() if index not in waits})
+        self._reject_some(columns, {index: rejection for index, rejection in unmet.items() if index not in waits})
 
-    def _refuse_by_settings(self, columns: MessageColumns, messages: list[RawMessage]) -> None:
+    def _reject_by_settings(self, columns: MessageColumns, messages: list[RawMessage]) -> None:
         """Reject messages that the settings of the stream forbid, and submit the others. The conditions of messages are checked
         first.
         """
-        bound = columns.expected.keys() | columns.of_others.keys()
-        unfit = columns.unfit_after_sequence
+        conditional = columns.expected.keys() | columns.of_others.keys()
+        rejections = columns.rejections_after_sequence
         if len(messages) == 1:
             unmet = unmet_conditions(columns, self._log_state, self._log.log_end_offset, of_ids=False)
-            self._refuse_or_wait(columns, messages, unmet or unfit)
+            self._reject_or_wait(columns, messages, unmet or rejections)
             return
-        plain = {index: why for index, why in unfit.items() if index not in bound}
+        plain = {index: why for index, why in rejections.items() if index not in conditional}
         self._reject_some(columns, plain)
         left = [index for index in range(len(messages)) if index not in plain]
-        alone = [place for place, index in enumerate(left) if index in unfit]
+        alone = [place for place, index in enumerate(left) if index in rejections]
         self._submit_at([messages[index] for index in left], alone)
 
     def _over_quota(
@@ -843,24 +847,24 @@ class Ingest:
         quota: Quota,
         columns: MessageColumns,
         messages: list[RawMessage],
-        numbering: ProducerSequences | None,
+        sequences: ProducerSequences | None,
         now_ns: int,
     ) -> bool:
         """Return whether some messages exceed the quota of the stream. If so, reject these and submit the others [A2].
 
-        ``numbering``: sequence numbers of a producer's batch. ``now_ns``: monotonic time.
+        ``sequences``: sequence numbers of a producer's batch. ``now_ns``: monotonic time.
         """
         publishers = columns.publishers
         has_backlog = self._backlog is not None and self._backlog.fresh_left > 0
-        forced = has_backlog or (numbering is not None and numbering.first > 0)
+        forced = has_backlog or (sequences is not None and sequences.first > 0)
         waits_ms = quota.charge(messages, publishers.batch_records, now_ns, forced=forced)
         if waits_ms is None:
             return False
         over = [index for index, wait_ms in enumerate(waits_ms) if wait_ms]
-        refused, unfit = publishers.only(*over), Rejection(RejectReason.QUOTA, "")
+        refused, rejection = publishers.only(*over), Rejection(RejectReason.QUOTA, "")
         self.counters.throttled[quota.scope] += refused.record_count
-        self.counters.not_stored(refused, unfit.reason)
-        self._reject_or_delay(refused, unfit, [waits_ms[index] for index in over])
+        self.counters.not_stored(refused, rejection.reason)
+        self._reject_or_delay(refused, rejection, [waits_ms[index] for index in over])
         if within := [message for message, wait_ms in zip(messages, waits_ms, strict=True) if not wait_ms]:
             self._submit_piece(within)
         return True
@@ -876,26 +880,26 @@ class Ingest:
     def _record_dropped(self, count: int) -> None:
         self.counters.drop(INGEST_OVERFLOW, count)
 
-    def _reject_some(self, columns: MessageColumns, unfit: Mapping[int, Rejection]) -> None:
-        for why, run in groupby(unfit.items(), key=itemgetter(1)):
+    def _reject_some(self, columns: MessageColumns, rejections: Mapping[int, Rejection]) -> None:
+        for why, run in groupby(rejections.items(), key=itemgetter(1)):
             indices = [index for index, _ in run]
             whole = len(indices) == len(columns.values)
-            self._refuse(columns.publishers if whole else columns.publishers.only(*indices), why)
+            self._reject_publishers(columns.publishers if whole else columns.publishers.only(*indices), why)
 
-    def _refuse(self, publishers: Publishers, unfit: Rejection) -> None:
-        self.counters.not_stored(publishers, unfit.reason)
+    def _reject_publishers(self, publishers: Publishers, rejection: Rejection) -> None:
+        self.counters.not_stored(publishers, rejection.reason)
         # Another node may lead now and have stored the message [A2]. No node stores a message for another stream or partition.
-        if unfit.reason is RejectReason.WRONG_STREAM or self._may_reject():
-            self._acks.reject(publishers, unfit)
+        if rejection.reason is RejectReason.WRONG_STREAM or self._may_reject():
+            self._acks.reject(publishers, rejection)
 
     def encode_batch(self, effect: AppendBatch) -> bytes:
         """Return the record batch of the publishes under ``effect.token``. The caller appends it, then calls ``appended`` or
         ``reject``.
         """
-        in_hand = self._tokens[effect.token]
-        by = in_hand.numbering or _NOBODY
+        pending = self._tokens[effect.token]
+        by = pending.sequences or _NO_PRODUCER
         return add_header(
-            in_hand.body,
+            pending.body,
             base_offset=effect.base_offset,
             leader_epoch=effect.leader_epoch,
             timestamp_ns=effect.timestamp_ns,
@@ -905,20 +909,20 @@ class Ingest:
         )
 
     def appended(self, effect: AppendBatch, batch: bytes) -> None:
-        in_hand = self._remove_pending(effect.token)
-        assert in_hand is not None
-        base_offset, record_count = effect.base_offset, in_hand.body.record_count
-        self._acks.add(base_offset, in_hand.publishers, in_hand.arrived_ns)
-        ids = {base_offset + index: message_id for index, message_id in in_hand.ids.items()}
+        pending = self._remove_pending(effect.token)
+        assert pending is not None
+        base_offset, record_count = effect.base_offset, pending.body.record_count
+        self._acks.add(base_offset, pending.publishers, pending.arrived_ns)
+        ids = {base_offset + index: message_id for index, message_id in pending.ids.items()}
         self._log_state.appended(
-            base_offset, record_count, effect.timestamp_ns, ids, batch, in_hand.numbering, asks=in_hand.asks
+            base_offset, record_count, effect.timestamp_ns, ids, batch, pending.sequences, has_conditions=pending.has_conditions
         )
-        for index, publishers in in_hand.again:
+        for index, publishers in pending.repeats:
             self._acks.add_again(StoredId(base_offset + index, base_offset + record_count - 1), publishers)
         self.counters.records += record_count
         self.counters.size_bytes += len(batch)
         self.counters.batches += 1
-        self.counters.times.appended(base_offset + record_count - 1, record_count, in_hand.arrived_ns)
+        self.counters.times.appended(base_offset + record_count - 1, record_count, pending.arrived_ns)
 
     def committed(self, high_watermark: int) -> None:
         self.counters.times.committed(high_watermark)
@@ -928,28 +932,28 @@ class Ingest:
 
         ``reason``: name of the counter for publishes without a reply subject. None: nothing is counted.
         """
-        in_hand = self._remove_pending(token)
-        if in_hand is not None and reason is not None:
-            self.counters.drop(reason.name.lower(), in_hand.publishers.plain_count)
-            self.counters.overloaded += in_hand.body.record_count if reason is RejectReason.OVERLOADED else 0
+        pending = self._remove_pending(token)
+        if pending is not None and reason is not None:
+            self.counters.drop(reason.name.lower(), pending.publishers.plain_count)
+            self.counters.overloaded += pending.body.record_count if reason is RejectReason.OVERLOADED else 0
 
     def reject(self, token: int, reason: RejectReason, leader: str, leader_epoch: int, epoch: int = 0) -> None:
         """Reject the publishes under ``token`` with a negative ack.
 
         It contains the leader, its LeaderEpoch and the Epoch of the partition, so that the publisher knows where to retry.
         """
-        in_hand = self._remove_pending(token)
-        if in_hand is not None:
-            self.counters.not_stored(in_hand.publishers, reason)
-            for publishers in (in_hand.publishers, *(publishers for _, publishers in in_hand.again)):
+        pending = self._remove_pending(token)
+        if pending is not None:
+            self.counters.not_stored(pending.publishers, reason)
+            for publishers in (pending.publishers, *(publishers for _, publishers in pending.repeats)):
                 self._acks.reject(publishers, Rejection(reason, ""), leader, leader_epoch, epoch)
 
     def _remove_pending(self, token: int) -> PendingBatch | None:
-        in_hand = self._tokens.pop(token, None)
-        if in_hand is not None and in_hand.ids:
-            self._again_count -= len(in_hand.again)
-            self._log_state.ids.release_ids(in_hand.ids.values())
-            for message_id in in_hand.ids.values():
-                if self._pending_ids.get(message_id, (None, 0))[0] is in_hand:
+        pending = self._tokens.pop(token, None)
+        if pending is not None and pending.ids:
+            self._repeat_count -= len(pending.repeats)
+            self._log_state.ids.release_ids(pending.ids.values())
+            for message_id in pending.ids.values():
+                if self._pending_ids.get(message_id, (None, 0))[0] is pending:
                     del self._pending_ids[message_id]
-        return in_hand
+        return pending

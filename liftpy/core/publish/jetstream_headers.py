@@ -99,11 +99,11 @@ def rejection_before_sequence(headers: Headers, stream: str, partition: int) -> 
     values = {
         name: value for name, value in reversed(headers) if name.startswith(_PREFIX) and value
     }  # if there are several, the first one counts
-    for name, unfit in _FIRST.items():
+    for name, rejection in _FIRST.items():
         if name == _INCR and name in values and not _INTEGER.fullmatch(values[name]):
             return _NO_INCR
         if name in values and name != _TTL:
-            return unfit
+            return rejection
     expected = values.get(_EXPECTED_STREAM)
     names = stream, stream_of(stream, partition), f"{stream}.{partition}"  # the last one is in acks of earlier builds
     if expected is not None and expected.decode("utf-8", "replace") not in names:
@@ -129,11 +129,11 @@ def _ttl_refused(value: bytes) -> Rejection | None:
 def rejection_after_sequence(headers: Headers) -> Rejection | None:
     """Return the rejection of a message because of headers that nats-server checks after the expected sequence. None: it passes."""
     names = [name for name, value in headers if name.startswith(_PREFIX) and value]
-    for name, unfit in _THEN.items():
+    for name, rejection in _THEN.items():
         if name == OF_SUBJECT_NAMED and OF_SUBJECT in names:
             continue
         if name in names or (name == _SCHEDULE and any(other.startswith(name) for other in names)):
-            return unfit
+            return rejection
     return None
 
 

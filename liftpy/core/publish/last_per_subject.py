@@ -253,7 +253,7 @@ class LastPerSubject:
 
     def add_batch(self, batch: NewBatch) -> None:
         if not self.wanted:
-            if not batch.asks:
+            if not batch.has_conditions:
                 return
             self.want(batch.base_offset)
         if self._full_until is not None or not self.wanted:

@@ -94,7 +94,7 @@ class LogState:
         self.on_lacking()
 
     def join(self, node: NodeStateMemory) -> None:
-        for share in (self.ids.in_hand, self.index_wait.share, *(part.share for part in self.parts)):
+        for share in (self.ids.pending, self.index_wait.share, *(part.share for part in self.parts)):
             share.join(node)
 
     def _begin(self, offset: int | None) -> None:
@@ -116,9 +116,9 @@ class LogState:
         timestamp_ns: int,
         ids: Mapping[int, bytes],
         stored: bytes,
-        numbering: ProducerSequences | None = None,
+        sequences: ProducerSequences | None = None,
         *,
-        asks: bool = False,
+        has_conditions: bool = False,
     ) -> None:
         """Add a batch that this leader has appended.
 
@@ -128,12 +128,12 @@ class LogState:
             timestamp_ns: Timestamp of the batch, in nanoseconds since 1970.
             ids: Offset -> message id.
             stored: The bytes of the batch.
-            numbering: Sequence numbers of a producer. None: no producer sent the batch.
-            asks: True if a record has a condition on its subject.
+            sequences: Sequence numbers of a producer. None: no producer sent the batch.
+            has_conditions: True if a record has a condition on its subject.
         """
         last_offset = base_offset + record_count - 1
         self.taken_bytes += len(stored)
-        self._add_batch(NewBatch(base_offset, last_offset, timestamp_ns, record_count, ids, numbering, stored, asks))
+        self._add_batch(NewBatch(base_offset, last_offset, timestamp_ns, record_count, ids, sequences, stored, has_conditions))
 
     def fetched(self, batches: Iterable[RecordBatch]) -> None:
         """Add batches that this follower has fetched and appended. If earlier batches are missing, a replay adds all of them later."""
@@ -409,19 +409,19 @@ def _decode_losses(data: bytes) -> tuple[tuple[int, int], tuple[int, int, int]]:
 
 def _new_batch_of(batch: RecordBatch) -> NewBatch:
     header = batch.header
-    numbering = None
+    sequences = None
     if header.producer_id:
         columns = None if header.is_compacted else batch.columns
         stored_note = batch.columns.note if header.column_bits & Columns.NOTE.value else None
         note = ProducerNote() if stored_note is None else ProducerNote.decode(stored_note)
         producer_fields = (header.producer_id, header.producer_epoch, header.base_sequence)
-        numbering = ProducerSequences(
+        sequences = ProducerSequences(
             *producer_fields, columns, name=note.name, position=note.position, partitioning=note.partitioning
         )
     ids, has_conditions = headers_of(batch)
     record_count = 0 if header.is_remains else header.record_count
     return NewBatch(
-        header.base_offset, header.last_offset, header.timestamp_ns, record_count, ids, numbering, batch, has_conditions
+        header.base_offset, header.last_offset, header.timestamp_ns, record_count, ids, sequences, batch, has_conditions
     )
 
 

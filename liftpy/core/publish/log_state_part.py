@@ -64,10 +64,10 @@ class NewBatch(NamedTuple):
     record_count: int
     ids: Mapping[int, bytes]
     """Offset -> message id, ascending, for the records that have one."""
-    numbering: ProducerSequences | None = None
+    sequences: ProducerSequences | None = None
     stored: RecordBatch | bytes = b""
     """The batch itself, for data that is rarely needed. It is valid during the call."""
-    asks: bool = False
+    has_conditions: bool = False
     """True if a record of the batch was published with an expected last sequence of a subject."""
 
 

@@ -274,9 +274,9 @@ class MessageColumns:
     """The request, if the only message asks how a process may continue a producer. Then nothing is stored."""
     whole_batches: list[int] = field(default_factory=list)
     """Indexes of whole batches among several messages. Each of them is then decoded alone, and no other column is set."""
-    unfit: dict[int, Rejection] = field(default_factory=dict)
+    rejections: dict[int, Rejection] = field(default_factory=dict)
     """Record index -> rejection of a message that cannot be stored, ascending. Its other columns are incomplete."""
-    unfit_after_sequence: dict[int, Rejection] = field(default_factory=dict)
+    rejections_after_sequence: dict[int, Rejection] = field(default_factory=dict)
     """Record index -> rejection of a message that is rejected only if its expected offset is correct, ascending."""
 
 
@@ -357,14 +357,14 @@ class MessageDecoder:
             columns.whole_batches = whole_batches
             return columns
         if fast_batches:
-            columns.unfit = dict.fromkeys(fast_batches, jetstream_headers.FAST_BATCH)
-            special = [index for index in special if index not in columns.unfit]
+            columns.rejections = dict.fromkeys(fast_batches, jetstream_headers.FAST_BATCH)
+            special = [index for index in special if index not in columns.rejections]
         if special and self._policy is not AckPolicy.NONE:
             special = self._decode_common(columns, messages, special, now_wall_ns)
         if not self._takes_plain:
             plain = [index for index, message in enumerate(messages) if not message[2].startswith(magic)]
-            columns.unfit.update(dict.fromkeys(plain, self._plain_rejection()))
-            special = [index for index in special if index not in columns.unfit]
+            columns.rejections.update(dict.fromkeys(plain, self._plain_rejection()))
+            special = [index for index in special if index not in columns.rejections]
         opened_count = len(columns.ids)
         for index in special:
             opened = self._decode_batch(messages[index]) if len(messages) == 1 else None
@@ -374,8 +374,8 @@ class MessageDecoder:
                 self._inspect_batch(columns, messages[index], *opened, now_wall_ns)
         if 0 < opened_count < len(columns.ids):
             columns.ids = dict(sorted(columns.ids.items()))
-        if not self._takes_plain or (fast_batches and len(columns.unfit) > len(fast_batches)):
-            columns.unfit = dict(sorted(columns.unfit.items()))
+        if not self._takes_plain or (fast_batches and len(columns.rejections) > len(fast_batches)):
+            columns.rejections = dict(sorted(columns.rejections.items()))
         if self.max_message_bytes or self.wants_offsets:
             self._check_settings(columns, messages)
         return columns
@@ -399,7 +399,7 @@ class MessageDecoder:
             if len(bound) < len(messages):
                 rejections.update((index, _NO_OFFSET) for index in range(len(messages)) if index not in bound)
         if rejections:
-            columns.unfit_after_sequence = dict(sorted((rejections | columns.unfit_after_sequence).items()))
+            columns.rejections_after_sequence = dict(sorted((rejections | columns.rejections_after_sequence).items()))
 
     def is_command(self, columns: MessageColumns, index: int) -> bool:
         """Return whether the record at ``index`` is a command for a replicated service.
@@ -439,32 +439,32 @@ class MessageDecoder:
             elif (published := self._open_envelope(payload)) is not None:
                 self._note_publisher(columns, index, message, published, now_wall_ns)
         if published is None and not self._takes_plain:
-            columns.unfit[index] = self._plain_rejection()
+            columns.rejections[index] = self._plain_rejection()
             return
         if len(block) > jetstream_headers.MAX_BLOCK_BYTES:
-            columns.unfit[index] = jetstream_headers.BLOCK_TOO_LARGE
+            columns.rejections[index] = jetstream_headers.BLOCK_TOO_LARGE
             return
         if block.count(b"\n") > MAX_HEADERS + 2:  # status line and end of the header block
-            columns.unfit[index] = _TOO_MANY_HEADERS
+            columns.rejections[index] = _TOO_MANY_HEADERS
             return
         headers = parse_headers(block) if block else []
         has_conditions = jetstream_headers.asks(block)
         if published is not None:
-            unfit = self._why_not(published, headers)
-            if unfit is not None:
-                columns.unfit[index] = unfit
+            rejection = self._why_not(published, headers)
+            if rejection is not None:
+                columns.rejections[index] = rejection
                 return
             self._add_message(columns, index, published)
             headers += [(header.name, header.value) for header in published.headers]
             has_conditions = has_conditions or bool(published.headers)
         if has_conditions and self._policy is not AckPolicy.NONE:
-            unfit = jetstream_headers.rejection_before_sequence(headers, self._key.stream, self._key.partition)
-            if unfit is not None:
-                columns.unfit[index] = unfit
+            rejection = jetstream_headers.rejection_before_sequence(headers, self._key.stream, self._key.partition)
+            if rejection is not None:
+                columns.rejections[index] = rejection
                 return
-            unfit = jetstream_headers.rejection_after_sequence(headers)
-            if unfit is not None:
-                columns.unfit_after_sequence[index] = unfit
+            rejection = jetstream_headers.rejection_after_sequence(headers)
+            if rejection is not None:
+                columns.rejections_after_sequence[index] = rejection
             expected = jetstream_headers.expected_in(headers)
             if expected is not None:
                 columns.of_others[index] = expected
@@ -480,14 +480,14 @@ class MessageDecoder:
                     self.refused_replies += 1
             elif name == TOMBSTONE:
                 if value != b"1" or columns.values[index]:
-                    columns.unfit[index] = _NO_TOMBSTONE
+                    columns.rejections[index] = _NO_TOMBSTONE
                     return
                 columns.values[index] = None
             elif name == MESSAGE_ID:
                 if is_id(value):
                     columns.ids.setdefault(index, value)
                 elif len(value) > MAX_ID_BYTES and self._policy is not AckPolicy.NONE:
-                    columns.unfit[index] = jetstream_headers.ID_TOO_LONG
+                    columns.rejections[index] = jetstream_headers.ID_TOO_LONG
                     return
             elif name == jetstream_headers.EXPECTED_LAST_SEQUENCE and value:  # if there are several, the first one counts
                 columns.expected.setdefault(index, jetstream_headers.number_of(value))
@@ -627,24 +627,24 @@ class MessageDecoder:
         wanted = _envelope_of(head, message[0], policy, now_wall_ns)
         self._note_wanted(columns, 0, wanted)
         if not self._is_addressed_here(head):
-            columns.unfit[0] = self._address_rejection(head)
+            columns.rejections[0] = self._address_rejection(head)
         elif is_internal(self._key.stream):
-            columns.unfit[0] = self._plain_rejection()
+            columns.rejections[0] = self._plain_rejection()
         elif len(head.correlationId) > MAX_CORRELATION_ID and self._policy is not AckPolicy.NONE:
-            columns.unfit[0] = _LONG_CORRELATION_ID
+            columns.rejections[0] = _LONG_CORRELATION_ID
         elif message[3]:
             detail = "A batch must not have NATS headers. Put the headers into its records."
-            columns.unfit[0] = Rejection(RejectReason.MALFORMED, detail)
+            columns.rejections[0] = Rejection(RejectReason.MALFORMED, detail)
         elif head.askedProducer:
             if batch:
-                columns.unfit[0] = Rejection(
+                columns.rejections[0] = Rejection(
                     RejectReason.MALFORMED,
                     "A request for the state of a producer must not have a batch. Send the batch in its own message.",
                 )
             try:
                 note = _note(head)
             except InvalidBatchError as error:
-                columns.unfit[0] = Rejection(error.reason, str(error))
+                columns.rejections[0] = Rejection(error.reason, str(error))
                 return
             request_fields = (head.askedProducer, head.producerInstance, head.producerSequence)
             acked = (head.producerAckedOffset, head.producerAckedEpoch) if head.HasField("producerAckedOffset") else None
@@ -655,10 +655,10 @@ class MessageDecoder:
                 columns.batch = published = body_to_store(batch, subject, self.codec, note.encode() if any(note) else b"")
                 columns.claim = _claim(head, published, note)
             except InvalidBatchError as error:
-                columns.unfit[0] = Rejection(error.reason, str(error))
+                columns.rejections[0] = Rejection(error.reason, str(error))
                 return
             except BatchTooLargeError as error:
-                columns.unfit[0] = Rejection(RejectReason.TOO_LARGE, str(error))
+                columns.rejections[0] = Rejection(RejectReason.TOO_LARGE, str(error))
                 return
             columns.ids = published.ids
             columns.publishers.batch_records = wanted.record_count = published.body.record_count

@@ -325,10 +325,10 @@ class Producers:
 
     # ---- the log -----------------------------------------------------------------------------------------------------
     def add_batch(self, batch: NewBatch) -> None:
-        numbering = batch.numbering
-        if numbering is None:
+        sequences = batch.sequences
+        if sequences is None:
             return
-        producer_id, epoch, base_sequence, columns, first, name, position, partitioning = numbering
+        producer_id, epoch, base_sequence, columns, first, name, position, partitioning = sequences
         before = self._drop(producer_id)
         self._time_ns = max(self._time_ns, batch.timestamp_ns)
         count = batch.last_offset - batch.base_offset + 1

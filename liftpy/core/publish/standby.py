@@ -397,7 +397,7 @@ class _Step:
     def is_bound(self, index: int) -> bool:
         """Return whether the message at ``index`` has a condition, such as an expected last sequence."""
         columns = self.columns
-        return index in columns.expected or index in columns.of_others or index in columns.unfit_after_sequence
+        return index in columns.expected or index in columns.of_others or index in columns.rejections_after_sequence
 
     def publishers(self, index: int) -> Publishers:
         return self.columns.publishers if self.columns.batch is not None else self.columns.publishers.only(index)
@@ -445,13 +445,13 @@ class StandbyReplay:
         Whole batches and invalid messages are steps of their own, the messages between them are one step.
         """
         columns = self.reader.read(messages, self.wall_ns)
-        alone = columns.whole_batches or sorted(columns.unfit.keys() | columns.unfit_after_sequence.keys())
+        alone = columns.whole_batches or sorted(columns.rejections.keys() | columns.rejections_after_sequence.keys())
         if len(messages) > 1 and alone:
             for piece in split_at(messages, alone):
                 yield from self._decode_messages(piece, receive_ns)
             return
         keys: list[Key | None]
-        if columns.unfit or columns.producer_request is not None or columns.claim is not None:
+        if columns.rejections or columns.producer_request is not None or columns.claim is not None:
             keys = [None]
         elif columns.batch is not None:
             keys = [(tuple(column_keys(columns.batch.columns, repeat(columns.subjects[0]))),)]

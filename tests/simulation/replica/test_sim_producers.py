@@ -120,9 +120,9 @@ def a_position_stays_where_it_was() -> Patches:
     real = Producers.add_batch
 
     def take(self: Producers, batch: NewBatch) -> None:
-        known = None if batch.numbering is None else self.state_of(batch.numbering.producer_id)
-        if batch.numbering is not None and known is not None:
-            batch = batch._replace(numbering=batch.numbering._replace(position=known.position))
+        known = None if batch.sequences is None else self.state_of(batch.sequences.producer_id)
+        if batch.sequences is not None and known is not None:
+            batch = batch._replace(sequences=batch.sequences._replace(position=known.position))
         real(self, batch)
 
     return [patch.object(Producers, "add_batch", take)]

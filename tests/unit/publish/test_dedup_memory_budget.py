@@ -37,10 +37,10 @@ BATCH_BYTES = 296
 
 
 def take(part: Any, offset: int, *, time: int = 1000, message_id: bytes = b"", producer: int = 0, subject: str = "") -> None:
-    numbering = ProducerSequences(producer, 0, 0, COLUMNS) if producer else None
+    sequences = ProducerSequences(producer, 0, 0, COLUMNS) if producer else None
     stored = build_batch([b"v"], base_offset=offset, subjects=[subject]) if subject else b""
     whole = part._add_batch if isinstance(part, LogState) else part.add_batch
-    whole(NewBatch(offset, offset, time, 1, {offset: message_id} if message_id else {}, numbering, stored))
+    whole(NewBatch(offset, offset, time, 1, {offset: message_id} if message_id else {}, sequences, stored))
 
 
 def an_id(number: int) -> bytes:
@@ -350,13 +350,13 @@ async def test_dedup_memory_counts_message_ids_in_flight_until_stored_or_rejecte
     assert bench.answers() == {"_INBOX.b": 10023}
     assert held_bytes == size_of([b"a"])
     bench.release()
-    assert (bench.node.size_bytes, bench.log_state.ids.in_hand.size_bytes) == (296 + held_bytes, 0)
+    assert (bench.node.size_bytes, bench.log_state.ids.pending.size_bytes) == (296 + held_bytes, 0)
     bench.node.bound_bytes *= 4
     bench.send(b"v", "c", b"_INBOX.c")
     await turn()
-    assert bench.log_state.ids.in_hand.size_bytes == held_bytes
+    assert bench.log_state.ids.pending.size_bytes == held_bytes
     bench.ingest.drop(bench.held[0].token)
-    assert bench.log_state.ids.in_hand.size_bytes == 0
+    assert bench.log_state.ids.pending.size_bytes == 0
     bench.send(b"v", "d")
     await turn()
     bench.ingest.stop()

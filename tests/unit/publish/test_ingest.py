@@ -163,7 +163,7 @@ async def test_ingest_with_a_busy_leader_puts_publishes_with_and_without_reply_i
         bench.publish(b"%d" % number, b"_INBOX.%d" % number if number in (2, 3, 6) else b"")
     await turn()
     assert [(event.record_count, event.is_plain) for event in bench.events] == [(2, True), (2, False), (2, True), (1, False)]
-    kept = [in_hand.publishers.replies for in_hand in bench.ingest._tokens.values()]
+    kept = [pending.publishers.replies for pending in bench.ingest._tokens.values()]
     assert kept == [[b"", b""], [b"_INBOX.2", b"_INBOX.3"], [b"", b""], [b"_INBOX.6"]], "in their order"
 
 

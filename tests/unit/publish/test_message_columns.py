@@ -132,7 +132,7 @@ async def test_envelope_with_an_unsupported_header_gets_a_negative_ack_envelope(
 def test_stream_without_acks_stores_unsupported_headers() -> None:
     reader = MessageDecoder(PartitionKey("s", "u1", 0), "ev", AckPolicy.NONE, InboxRule(("_INBOX.",)), Codec.NONE)
     columns = reader.read([(b"ev", b"_INBOX.a.$FI", b"v", block("Nats-TTL", "Nats-Rollup"))], 0)
-    assert (columns.unfit, columns.unfit_after_sequence) == ({}, {})
+    assert (columns.rejections, columns.rejections_after_sequence) == ({}, {})
 
 
 def test_ack_to_a_jetstream_client_names_stream_and_partition() -> None:
@@ -259,7 +259,7 @@ HEADER = [header("a", b"1")]
 
 def unfit(payload: bytes, block: bytes = b"") -> RejectReason | None:
     columns, _ = read((b"ev", b"_INBOX.1", payload, block))
-    return columns.unfit[0].reason if columns.unfit else None
+    return columns.rejections[0].reason if columns.rejections else None
 
 
 @each(
@@ -322,5 +322,5 @@ def test_message_decoder_returns_the_ack_policy_of_each_message() -> None:
 def test_envelope_and_nats_headers_are_merged_and_rejected_if_reserved() -> None:
     payload = message(offset=-1, value=b"v", headers=[header("b", b"2")])
     (kept, refused) = (read((b"ev", b"", payload, b"NATS/1.0\r\n%b: 1\r\n\r\n" % name))[0] for name in (b"a", b"Lift-Key"))
-    assert (kept.unfit, kept.headers) == ({}, [[("a", b"1"), ("b", b"2")]])
-    assert refused.unfit
+    assert (kept.rejections, kept.headers) == ({}, [[("a", b"1"), ("b", b"2")]])
+    assert refused.rejections

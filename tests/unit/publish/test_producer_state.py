@@ -57,8 +57,8 @@ def a_batch(records: list[Rec], *, base: int = 0, producer: int = 7, epoch: int 
 def take(producers: Producers, batch: RecordBatch, *, whole: bool = True) -> None:
     """As ``LogState`` tells it; not ``whole``: compaction has dropped some of its records."""
     head = batch.header
-    numbering = ProducerSequences(head.producer_id, head.producer_epoch, head.base_sequence, batch.columns if whole else None)
-    told = NewBatch(head.base_offset, head.last_offset, head.timestamp_ns, head.record_count, {}, numbering)
+    sequences = ProducerSequences(head.producer_id, head.producer_epoch, head.base_sequence, batch.columns if whole else None)
+    told = NewBatch(head.base_offset, head.last_offset, head.timestamp_ns, head.record_count, {}, sequences)
     producers.add_batch(told)
 
 

@@ -130,7 +130,7 @@ def test_producer_names_and_source_positions_survive_checkpoint_truncation_and_c
     assert bench.state == ("me", at(4, 1 << 40, "\u00fc" * 30, 99))
     kept = parse_batch(kept_of(batch := a_batch(3, name="me", position=at(4)), batch.offsets() == 1))
     assert kept.record_count == 1
-    told = _new_batch_of(kept).numbering
+    told = _new_batch_of(kept).sequences
     assert told is not None
     assert (told.name, told.position, told.columns) == ("me", at(4), None)
 
