@@ -232,7 +232,6 @@ class PartitionWorker(PartitionShell):
         bounds = node.settings.replication
         return Standby(
             shell=node.links.standby,
-            subject=own_subject,
             reader=self._decoder(own_subject),
             replica=self.replica,
             log=self.log,

@@ -271,7 +271,7 @@ class StandbyCounters:
     """Number of messages that equal other messages, so that only their number was compared."""
     passed_over: int = 0
     undecided: int = 0
-    """Number of messages that were answered with NOT_LEADER. The former leader may have judged their condition, or
+    """Number of messages that were answered with NOT_LEADER. The former leader may have checked their condition, or
     settings changed.
     """
     lost: int = 0
@@ -378,8 +378,8 @@ class OffsetHistory:
 class _Step:
     """Decoded messages that arrived together, in a replay.
 
-    ``keys``: recognition keys. None: the message cannot be stored. ``stored``: records of the log that match them. ``passed``:
-    True if the earlier leader missed the message.
+    ``keys``: recognition keys. None: the message cannot be stored. ``stored``: records of the log that match them. ``missed``:
+    True for each message that the earlier leader missed.
     """
 
     receive_ns: int
@@ -387,14 +387,14 @@ class _Step:
     columns: MessageColumns
     keys: list[Key | None]
     stored: list[StoredId | None]
-    passed: list[bool] = field(default_factory=list)
+    missed: list[bool] = field(default_factory=list)
 
     @property
     def is_from_producer(self) -> bool:
         """True if the messages are from a producer, whose sequence numbers decide what is stored [A3]."""
         return self.columns.claim is not None or self.columns.producer_request is not None
 
-    def is_bound(self, index: int) -> bool:
+    def has_condition(self, index: int) -> bool:
         """Return whether the message at ``index`` has a condition, such as an expected last sequence."""
         columns = self.columns
         return index in columns.expected or index in columns.of_others or index in columns.rejections_after_sequence
@@ -434,9 +434,9 @@ class StandbyReplay:
         if not steps:
             return
         unmatched_ns = yield from self._match_with_log(steps)
-        yield from self._pass_over(steps, unmatched_ns)
+        yield from self._mark_missed(steps, unmatched_ns)
         for step in steps:
-            self._sort_step(step, backlog)
+            self._classify(step, backlog)
             yield
 
     def _decode_messages(self, messages: list[RawMessage], receive_ns: int) -> Iterator[_Step]:
@@ -487,27 +487,27 @@ class StandbyReplay:
         deleted_ns = self.ends.above_ns(deleted_end - 1) if first < deleted_end else -1
         return max(newest.latest_unmatched_ns, deleted_ns)
 
-    def _pass_over(self, steps: list[_Step], unmatched_ns: int) -> Generator[None, None, None]:
+    def _mark_missed(self, steps: list[_Step], unmatched_ns: int) -> Generator[None, None, None]:
         """Mark the messages in ``steps`` that the earlier leader missed, from the last one to the first one.
 
         ``unmatched_ns``: result of ``_match_with_log``.
         """
         rules, later, last_ns = self.rules, set[bytes](), -1
         for step in reversed(steps):
-            passed, receive_ns, values = [], step.receive_ns, step.columns.values
+            missed, receive_ns, values = [], step.receive_ns, step.columns.values
             for index in range(len(step.messages) - 1, -1, -1):
                 origin = rules.origin(step.columns.publishers.replies[index], values[index])
                 if step.stored[index] is not None:
                     later.add(origin)
                     last_ns = max(last_ns, receive_ns)
-                    passed.append(False)
+                    missed.append(False)
                 else:
                     long_ago = last_ns - receive_ns >= rules.reordered_ns or unmatched_ns - receive_ns > rules.gap_ns
-                    passed.append(long_ago or (bool(origin) and origin in later))
-            step.passed = passed[::-1]
+                    missed.append(long_ago or (bool(origin) and origin in later))
+            step.missed = missed[::-1]
             yield
 
-    def _sort_step(self, step: _Step, backlog: FailoverBacklog) -> None:
+    def _classify(self, step: _Step, backlog: FailoverBacklog) -> None:
         counters, columns = self.counters, step.columns
         for index, stored in enumerate(step.stored):
             if stored is not None:
@@ -518,9 +518,9 @@ class StandbyReplay:
             elif step.is_from_producer or self._is_stored_by_id(step, index):
                 # if it repeats a stored message, its publisher gets the ack of that one
                 backlog.fresh.append(step.messages[index])
-            elif step.passed[index]:
+            elif step.missed[index]:
                 counters.passed_over += 1
-            elif step.is_bound(index) or (step.receive_ns < self.refused_until_ns and columns.publishers.replies[index]):
+            elif step.has_condition(index) or (step.receive_ns < self.refused_until_ns and columns.publishers.replies[index]):
                 counters.undecided += 1
                 backlog.undecided.append(step.messages[index])
             else:
@@ -535,7 +535,7 @@ class StandbyReplay:
         return self.ids.find(message_id, self.wall_ns) is not None
 
 
-_NOTHING = StandbyCounters()
+_NO_COUNTS = StandbyCounters()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -546,7 +546,6 @@ class Standby:
     """
 
     shell: StandbyShell
-    subject: str
     reader: MessageDecoder
     """Decoder of the standby. Its counters are separate from those of the leader."""
     replica: Replica
@@ -567,24 +566,24 @@ class Standby:
     """Leader whose publishes this replica buffers: (node, LeaderEpoch, first known incarnation of the node)."""
     _settings: tuple[bool, int, bool, int] | None = None
     """Settings of the stream that make a leader reject publishes, and the number of pauses of the partition."""
-    _altered_ns: int | None = None
+    _settings_changed_ns: int | None = None
     """Time when this replica learned of a change of settings. The leader may learn of it up to a lease later."""
     _uncertainty_ns: int = field(init=False)
     """The longest lease that any node may have, at the last ``review``."""
-    _waits: int = 0
+    _replay_count: int = 0
     """Number of ``replay`` calls. It tells a wait of an earlier call from the current one."""
-    _reading: list[RawMessage] = field(default_factory=list)
-    _ends: OffsetHistory = field(init=False)
+    _received: list[RawMessage] = field(default_factory=list)
+    _log_ends: OffsetHistory = field(init=False)
     """Log ends (exclusive) since the standby began to buffer. It is not set before."""
-    _marks: OffsetHistory = field(init=False)
+    _high_watermarks: OffsetHistory = field(init=False)
     """High watermarks (inclusive) since the standby began to buffer, until the replica leads. It is not set before."""
 
     def __post_init__(self) -> None:
         self._uncertainty_ns = self.rules.uncertainty_ns
 
-    def _begin(self) -> None:
-        self._ends = OffsetHistory(self.now_ns(), self.log.log_end_offset, self._reach_ns)
-        self._marks = OffsetHistory(self.now_ns(), self.log.high_watermark, self._reach_ns)
+    def _start_histories(self) -> None:
+        self._log_ends = OffsetHistory(self.now_ns(), self.log.log_end_offset, self._reach_ns)
+        self._high_watermarks = OffsetHistory(self.now_ns(), self.log.high_watermark, self._reach_ns)
 
     @property
     def _reach_ns(self) -> int:
@@ -599,7 +598,7 @@ class Standby:
         if uncertainty_ns != self._uncertainty_ns:
             self._uncertainty_ns = uncertainty_ns
             if self._subscription is not None:
-                self._ends.reach_ns = self._marks.reach_ns = self._reach_ns
+                self._log_ends.reach_ns = self._high_watermarks.reach_ns = self._reach_ns
         if not replica.stands_by:
             self.stop()
             return
@@ -607,17 +606,17 @@ class Standby:
         settings = stream.read_only, stream.max_message_bytes, stream.optimistic_concurrency, replica.state.pauses
         if settings != self._settings:
             if self._settings is not None:
-                self._altered_ns = self.now_ns()
+                self._settings_changed_ns = self.now_ns()
             self._settings = settings
-            self._reading = []
+            self._received = []
             self.buffer.clear()  # its leader may have rejected any of these messages because of the earlier settings [A2]
         state = replica.state
         leader = state.leader, state.leader_epoch
         if state.status is PartitionStatus.ONLINE and state.leader != replica.node_id and self._leader[:2] != leader:
             self._leader = *leader, replica.live_incarnation(state.leader)
         if self._subscription is None and replica.role is not RoleName.LEADER:
-            self._begin()
-            self._subscription = self.shell.subscribe(self.subject, self._message_arrived, self._record_dropped)
+            self._start_histories()
+            self._subscription = self.shell.subscribe(self.reader.subject, self._message_arrived, self._record_dropped)
 
     def stop(self) -> None:
         if self._subscription is not None:
@@ -626,24 +625,24 @@ class Standby:
 
     def _forget(self) -> None:
         self._subscription = None
-        self._reading = []
+        self._received = []
         self.buffer.clear()
 
     @property
     def buffer_start(self) -> int:
         """Log end (exclusive) at the time when this follower began to buffer, or at the oldest known time."""
-        return self._ends.first
+        return self._log_ends.first
 
     # ---- as a follower -------------------------------------------------------------------------------------------------------
     def _message_arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
-        if not self._reading and self._subscription is not None:
-            self._subscription.call_after_read(self._read)
-        self._reading.append((subject, reply, payload, headers))
+        if not self._received and self._subscription is not None:
+            self._subscription.call_after_read(self._buffer_received)
+        self._received.append((subject, reply, payload, headers))
 
-    def _read(self) -> None:
-        messages, self._reading = self._reading, []
+    def _buffer_received(self) -> None:
+        messages, self._received = self._received, []
         self.mark_changed()
-        if messages and self._subscription is not None and not self.buffer.add(messages, self.now_ns(), self._ends.last_ns):
+        if messages and self._subscription is not None and not self.buffer.add(messages, self.now_ns(), self._log_ends.last_ns):
             self._record_dropped(len(messages))
 
     def _record_dropped(self, count: int) -> None:
@@ -653,7 +652,7 @@ class Standby:
 
     @property
     def has_counted(self) -> bool:
-        return self.buffer.displaced_count > 0 or self.counters != _NOTHING
+        return self.buffer.displaced_count > 0 or self.counters != _NO_COUNTS
 
     def report(self) -> dict[str, int]:
         return {
@@ -665,7 +664,7 @@ class Standby:
     def log_grew(self) -> None:
         """Record the current log end and time. Call it when the log has grown."""
         if self._subscription is not None:
-            self._ends.note(self.now_ns(), self.log.log_end_offset)
+            self._log_ends.note(self.now_ns(), self.log.log_end_offset)
 
     def committed(self, high_watermark: int) -> None:
         """Record that all records up to ``high_watermark`` (inclusive) are committed.
@@ -673,11 +672,11 @@ class Standby:
         The leader may not have sent the acks of these records yet.
         """
         if self._subscription is not None and self.replica.role is not RoleName.LEADER:
-            self._marks.note(self.now_ns(), high_watermark)
+            self._high_watermarks.note(self.now_ns(), high_watermark)
 
     def log_was_truncated(self) -> None:
         if self._subscription is not None:
-            self._ends.truncate(self.log.log_end_offset)
+            self._log_ends.truncate(self.log.log_end_offset)
 
     # ---- as a new leader --------------------------------------------------------------------------------------------------------
     def replay(self, then: Callable[[FailoverBacklog | None], None]) -> None:
@@ -686,34 +685,34 @@ class Standby:
         The replay starts when all earlier publishes have arrived, because a later one would look new. After ``cancel``,
         ``then`` is not called.
         """
-        self._waits += 1
-        subscription, turn = self._subscription, self._waits
+        self._replay_count += 1
+        subscription, replay_number = self._subscription, self._replay_count
         if subscription is None:
             then(None)
             return
-        subscription.when_settled(lambda: self._run_slice(subscription, turn, self._sort(subscription), then))
+        subscription.when_settled(lambda: self._run_slice(subscription, replay_number, self._replay_steps(subscription), then))
 
     def _run_slice(
         self,
         subscription: StandbySubscription,
-        turn: int,
-        work: Generator[None, None, FailoverBacklog],
+        replay_number: int,
+        steps: Generator[None, None, FailoverBacklog],
         then: Callable[[FailoverBacklog | None], None],
     ) -> None:
-        """Run the replay ``work`` for a limited time. When it ends, call ``then`` with its result.
+        """Run the replay ``steps`` for a limited time. When it ends, call ``then`` with its result.
 
-        ``turn``: number of the ``replay`` call. A later call or ``cancel`` ends this replay.
+        ``replay_number``: number of the ``replay`` call. A later call or ``cancel`` ends this replay.
         """
-        if turn != self._waits:
+        if replay_number != self._replay_count:
             return
         if self._subscription is not subscription:
             then(None)
             return
         end_ns = self.now_ns() + self.rules.slice_ns
         try:
-            next(work)
+            next(steps)
             while self.now_ns() < end_ns:
-                next(work)
+                next(steps)
         except StopIteration as done:
             then(done.value)
         except LiftError as error:
@@ -721,39 +720,41 @@ class Standby:
             self.stop()
             then(None)
         else:
-            subscription.call_soon(lambda: self._run_slice(subscription, turn, work, then))
+            subscription.call_soon(lambda: self._run_slice(subscription, replay_number, steps, then))
 
     def cancel(self) -> None:
         """Cancel ``replay``, because the node has lost the leadership. The messages stay in the buffer."""
-        self._waits += 1
+        self._replay_count += 1
         self.buffer.put_back()
 
-    def _sort(self, subscription: StandbySubscription) -> Generator[None, None, FailoverBacklog]:
-        self._read()
-        backlog, sorting = FailoverBacklog(subscription), self._make_replay()
-        yield from sorting.run(self.buffer.take_all(self.now_ns()), backlog)
-        self._read()
+    def _replay_steps(self, subscription: StandbySubscription) -> Generator[None, None, FailoverBacklog]:
+        self._buffer_received()
+        backlog, replay = FailoverBacklog(subscription), self._create_replay()
+        yield from replay.run(self.buffer.take_all(self.now_ns()), backlog)
+        self._buffer_received()
         if self.buffer.in_replay is None:
             backlog = FailoverBacklog(subscription)  # the buffer was cleared in the meantime
         else:
-            self.counters.add(sorting.counters)
+            self.counters.add(replay.counters)
             self.mark_changed()
         for late in self.buffer.blocks:
             backlog.fresh += late.messages
         self._forget()
         return backlog
 
-    def _make_replay(self) -> StandbyReplay:
+    def _create_replay(self) -> StandbyReplay:
         leader, _, incarnation = self._leader
         lives = incarnation != 0 and self.replica.live_incarnation(leader) == incarnation
-        marks = self._marks
+        high_watermarks = self._high_watermarks
         return StandbyReplay(
             rules=self.rules,
             reader=self.reader,
             log=self.log,
             ids=self.ids,
-            ends=self._ends,
-            answered_through=marks.last if lives else marks.at(marks.last_ns - self._uncertainty_ns),
+            ends=self._log_ends,
+            answered_through=high_watermarks.last
+            if lives
+            else high_watermarks.at(high_watermarks.last_ns - self._uncertainty_ns),
             wall_ns=self.wall_ns(),
-            refused_until_ns=-1 if self._altered_ns is None else self._altered_ns + self._uncertainty_ns,
+            refused_until_ns=-1 if self._settings_changed_ns is None else self._settings_changed_ns + self._uncertainty_ns,
         )

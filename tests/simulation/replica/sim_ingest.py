@@ -109,7 +109,6 @@ class SimIngest:
         self._buffer = _Buffer(NodeStandbyMemory(_MEMORY_BYTES), config.standby_bytes, round(config.standby_age_s * NS_PER_S))
         self.standby = Standby(
             shell=self,
-            subject=replica.subject,
             reader=MessageDecoder(replica.key, replica.subject, AckPolicy.ALL, _INBOXES),
             replica=replica.replica,
             log=replica.log,

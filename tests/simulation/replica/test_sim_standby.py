@@ -63,23 +63,23 @@ def what_is_committed_alone_is_recognised() -> Patches:
 
 
 def what_was_heard_is_forgotten() -> Patches:
-    real = Standby._sort
+    real = Standby._replay_steps
 
     def forget(self: Standby, subscription: StandbySubscription) -> Generator[None, None, FailoverBacklog]:
         made = yield from real(self, subscription)
         made.fresh = []
         return made
 
-    return [patch.object(Standby, "_sort", forget)]
+    return [patch.object(Standby, "_replay_steps", forget)]
 
 
 def what_was_passed_over_is_appended() -> Patches:
     def nothing(self: StandbyReplay, steps: list[Any], unmatched_ns: int) -> Generator[None, None, None]:
         yield
         for step in steps:
-            step.passed = [False] * len(step.messages)
+            step.missed = [False] * len(step.messages)
 
-    return [patch.object(StandbyReplay, "_pass_over", nothing)]
+    return [patch.object(StandbyReplay, "_mark_missed", nothing)]
 
 
 def who_waits_is_answered_at_once() -> Patches:

@@ -72,7 +72,7 @@ class Bench:
         )  # fmt: skip
         self.ids = RecentIds(120 * S, 1 << 20, lambda: self.now_ns)
         self.standby = Standby(
-            shell=self, subject="ev", reader=MessageDecoder(KEY, "ev", AckPolicy.ALL, InboxRule(("_INBOX.",))),
+            shell=self, reader=MessageDecoder(KEY, "ev", AckPolicy.ALL, InboxRule(("_INBOX.",))),
             replica=self.replica, log=self.log, ids=self.ids,  # type: ignore[arg-type]
             buffer=StandbyBuffer(NodeStandbyMemory(node_bytes), bound_bytes, 10 * S),
             now_ns=lambda: self.now_ns, wall_ns=lambda: self.now_ns,
@@ -186,10 +186,10 @@ def test_standby_takeover_acks_records_committed_within_the_longest_lease_of_the
 
 def test_standby_with_a_longer_lease_remembers_commit_times_longer() -> None:
     bench = Bench()
-    before = bench.standby._marks.reach_ns
+    before = bench.standby._high_watermarks.reach_ns
     bench.replica.longest_lease_ns = 60 * S
     bench.standby.review()
-    assert bench.standby._marks.reach_ns == bench.standby._ends.reach_ns == before - 1500 * MS + 60 * S
+    assert bench.standby._high_watermarks.reach_ns == bench.standby._log_ends.reach_ns == before - 1500 * MS + 60 * S
 
 
 def test_standby_takeover_treats_a_restarted_leader_as_dead() -> None:
