@@ -23,9 +23,11 @@ from liftpy.core.log.compaction_point import Horizon
 from liftpy.core.log.leader_epochs import EpochCache
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
+from liftpy.core.replication.candidate import CandidateRole
 from liftpy.core.replication.catchup_throttle import CatchupThrottle, LearnerCopy
 from liftpy.core.replication.fetch_handler import FetchHandler, ParkedFetch
 from liftpy.core.replication.follower import FollowerRole
+from liftpy.core.replication.inactive import FailedRole, InactiveRole, StoppedRole
 from liftpy.core.replication.inflight_limits import InflightLimits, NodeInflight
 from liftpy.core.replication.isr import FollowerProgress, IsrChange, SlowFlushes
 from liftpy.core.replication.leader import LeaderRole, PauseEnforcer
@@ -33,7 +35,7 @@ from liftpy.core.replication.lease import EarlierLeaders, Lease, ReplicaLease
 from liftpy.core.replication.log_offsets import LogOffsets
 from liftpy.core.replication.messages import EpochAnswer, EpochQuery, FetchRefusal, FetchRequest, RefusalReason
 from liftpy.core.replication.phases import FollowerPhase
-from liftpy.core.replication.replica import CandidateRole, FailedRole, InactiveRole, Replica, StoppedRole
+from liftpy.core.replication.replica import Replica
 from liftpy.core.replication.role import Backoff, Deadlines, NodeContext, ReplicaContext, ReplicaRole
 from liftpy.errors import InvariantError
 from tests.model.search import Broken

@@ -84,7 +84,7 @@ class FetchHandler:
             self.parked.pop(event.replica, None)
         if live == 0 or event.incarnation != live or (copy_epoch and event.copy_epoch != copy_epoch):
             return None  # fenced, a peer without incarnations, or a learner's earlier copy: it may read, it does not count
-        if not progress.believes(event.request_id, now_ns):
+        if not progress.accepts_request_id(event.request_id, now_ns):
             return RefusalReason.UNKNOWN
         progress.fetched(event.offset, event.request_id, self._log.log_end_offset, now_ns)
         if event.offset + 1 >= self._log.log_end_offset:

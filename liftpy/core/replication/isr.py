@@ -12,7 +12,7 @@ Lag policy: a follower leaves the ISR when
   remain,
 - its disk is far slower than the others (``SlowFlushes``), if at least ``min_isr`` members and two remain.
 
-Load alone removes no follower [A11]: a follower that makes progress stays ``_PATIENCE`` times as long, and stays if
+Load alone removes no follower [A11]: a follower that makes progress stays ``_PROGRESS_FACTOR`` times as long, and stays if
 ``min_isr`` needs it. A leader that receives nothing from any follower first requests a successor, because it may itself
 be disconnected. With ``quorum`` the ISR never becomes smaller than a majority.
 
@@ -38,13 +38,13 @@ from liftpy.core.replication.role import ReplicaContext, nanoseconds
 
 ABSENCES = 2
 """Number of consecutive probes without responders after which a node counts as absent."""
-STAY_AT_LEAST = 2
-_PATIENCE = 6
+MIN_REMAINING_ISR = 2
+_PROGRESS_FACTOR = 6
 """Factor by which a follower that makes progress may exceed the lag time."""
-_RECENT = 5
-_KNOWN_FROM = 3
+_RECENT_FLUSHES = 5
+_MIN_FLUSHES = 3
 """Number of flushes of a replica that are needed before its disk is compared with others."""
-_LONGEST = 16
+_MAX_BACKOFF = 16
 """Maximum backoff of a slow replica, as a multiple of ``slow_flush_isr_backoff_s``."""
 REACH_NS = 10 * NS_PER_S
 """Maximum distance of a request id from the last one, in addition to the time that has passed, in nanoseconds."""
@@ -135,7 +135,7 @@ def has_lost(progress: FollowerProgress, high_watermark: int) -> bool:
     return progress.position is not None and progress.position < high_watermark
 
 
-def have_lost(
+def lossy_replicas(
     followers: Mapping[str, FollowerProgress], eligible_leaders: Collection[str], high_watermark: int
 ) -> frozenset[str]:
     """Return the ``eligible_leaders`` that lack committed records. ``followers``: node id -> its progress."""
@@ -215,13 +215,13 @@ def wanted_isr(
             progress.was_caught_up and may_join(progress, live[replica], log.high_watermark, epoch_start_offset)
         ):
             wanted.add(replica)
-    wanted |= _lagging_members_that_stay(slow, followers, now_ns - _PATIENCE * max_lag_ns, min_isr - len(wanted))
+    wanted |= _lagging_members_that_stay(slow, followers, now_ns - _PROGRESS_FACTOR * max_lag_ns, min_isr - len(wanted))
     silent = {replica for replica in wanted & isr - {leader} if followers[replica].probed}
     all_absent = all(followers[replica].absences >= ABSENCES for replica in silent)
-    if all_absent and len(wanted) - len(silent) >= max(min_isr, STAY_AT_LEAST):
+    if all_absent and len(wanted) - len(silent) >= max(min_isr, MIN_REMAINING_ISR):
         wanted -= silent
     fast = wanted - slow_disks | {leader}
-    if not by_quorum and len(fast) >= max(min_isr, STAY_AT_LEAST):
+    if not by_quorum and len(fast) >= max(min_isr, MIN_REMAINING_ISR):
         wanted = fast
     leaving = sorted(isr - wanted, key=lambda replica: (-followers[replica].caught_up_ns, replica))
     return frozenset(wanted.union(leaving[: max(least_count - len(wanted), 0)]))
@@ -323,10 +323,10 @@ def new_high_watermark(
 
 
 @dataclass(slots=True)
-class _Record:
+class _FlushTimes:
     """Flush durations of one replica, in nanoseconds."""
 
-    recent: deque[int] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    recent: deque[int] = field(default_factory=lambda: deque(maxlen=_RECENT_FLUSHES))
     slow_ns: int = 0
     """Time spent in slow flushes, minus the time since then, in nanoseconds."""
     last_at_ns: int = 0
@@ -351,43 +351,43 @@ class SlowFlushes:
     leaves the ISR. Its disk recovers, and 20 s later it is back. The next time it stays out for 40 s.
     """
 
-    __slots__ = ("_factor", "_least_ns", "_out_ns", "_records", "_time_ns")
+    __slots__ = ("_backoff_ns", "_factor", "_least_ns", "_records", "_slow_time_ns")
 
     def __init__(self, config: ReplicationConfig) -> None:
         self._factor = config.slow_flush_factor
         self._least_ns = round(config.slow_flush_s * NS_PER_S)
-        self._time_ns = round(config.slow_flush_time_s * NS_PER_S)
-        self._out_ns = round(config.slow_flush_isr_backoff_s * NS_PER_S)
-        self._records: dict[str, _Record] = {}
+        self._slow_time_ns = round(config.slow_flush_time_s * NS_PER_S)
+        self._backoff_ns = round(config.slow_flush_isr_backoff_s * NS_PER_S)
+        self._records: dict[str, _FlushTimes] = {}
 
     def flushed(self, replica: str, took_ns: int, now_ns: int, *, in_isr: bool = True) -> None:
         record = self._records.get(replica)
         if record is None:
-            record = self._records[replica] = _Record()
+            record = self._records[replica] = _FlushTimes()
         record.recent.append(took_ns)
         since_ns, record.last_at_ns = now_ns - record.last_at_ns, now_ns
         if took_ns < self._least_ns or not self._is_slow(replica, took_ns, now_ns):
             record.slow_ns = max(record.slow_ns - since_ns, 0)
             return
-        record.slow_ns += min(took_ns, self._time_ns // 2)
-        if record.slow_ns >= self._time_ns or record.slow_until_ns > now_ns or not in_isr:
+        record.slow_ns += min(took_ns, self._slow_time_ns // 2)
+        if record.slow_ns >= self._slow_time_ns or record.slow_until_ns > now_ns or not in_isr:
             self._mark_slow(record, now_ns)
 
-    def waits(self, replica: str, age_ns: int, now_ns: int) -> None:
+    def flush_running(self, replica: str, age_ns: int, now_ns: int) -> None:
         """Record that a flush of ``replica`` has run for ``age_ns`` and has not ended.
 
         So a replica can be detected as slow before its flush ends.
         """
         record = self._records.get(replica)
-        if record is not None and age_ns >= self._time_ns and self._is_slow(replica, age_ns, now_ns):
+        if record is not None and age_ns >= self._slow_time_ns and self._is_slow(replica, age_ns, now_ns):
             self._mark_slow(record, now_ns)
 
-    def _mark_slow(self, record: _Record, now_ns: int) -> None:
+    def _mark_slow(self, record: _FlushTimes, now_ns: int) -> None:
         if record.slow_until_ns <= now_ns:
-            long_ago = now_ns - record.slow_until_ns > _LONGEST * self._out_ns
+            long_ago = now_ns - record.slow_until_ns > _MAX_BACKOFF * self._backoff_ns
             record.slow_count = 1 if long_ago else record.slow_count + 1
         record.slow_ns = 0
-        record.slow_until_ns = now_ns + self._out_ns * min(1 << (record.slow_count - 1), _LONGEST)
+        record.slow_until_ns = now_ns + self._backoff_ns * min(1 << (record.slow_count - 1), _MAX_BACKOFF)
 
     def _is_slow(self, replica: str, took_ns: int, now_ns: int) -> bool:
         """Return whether a flush of ``took_ns`` is slow compared with the fastest other replica.
@@ -407,7 +407,7 @@ class SlowFlushes:
     def usual_ns(self, replica: str) -> int | None:
         """Return the median duration of the last flushes of ``replica``, in nanoseconds. None: there were too few."""
         record = self._records.get(replica)
-        return median_low(record.recent) if record is not None and len(record.recent) >= _KNOWN_FROM else None
+        return median_low(record.recent) if record is not None and len(record.recent) >= _MIN_FLUSHES else None
 
     def last_ns(self, replica: str) -> int:
         record = self._records.get(replica)
@@ -441,7 +441,7 @@ class SlowFlushes:
             del self._records[replica]
 
 
-def to_keep_out(leader: str, isr: frozenset[str], slow: frozenset[str]) -> frozenset[str]:
+def slow_to_exclude(leader: str, isr: frozenset[str], slow: frozenset[str]) -> frozenset[str]:
     """Return the nodes of ``slow`` that must not be ISR members, so that commits become faster.
 
     If ``leader`` itself is slow, no ISR member leaves. Then only slow nodes outside of ``isr`` are returned.
@@ -449,7 +449,7 @@ def to_keep_out(leader: str, isr: frozenset[str], slow: frozenset[str]) -> froze
     return slow - isr if leader in slow else slow
 
 
-def successor(
+def fast_successor(
     fast: Iterable[str],
     followers: Mapping[str, FollowerProgress],
     live: Mapping[str, int],
@@ -481,6 +481,15 @@ def successor(
     if len(able) < needed:
         return ""
     return min(able, key=lambda replica: (-(followers[replica].position or 0), replica))
+
+
+def standby_successor(node_id: str, isr: frozenset[str], live: Mapping[str, int], request_times_ns: Mapping[str, int]) -> str:
+    """Return the live ISR member that should lead instead of ``node_id``: the one with the latest request. '': there is none.
+
+    ``live``: node id -> its incarnation. ``request_times_ns``: follower -> monotonic time of its last request.
+    """
+    able = [replica for replica in sorted(request_times_ns) if replica in isr and replica in live and replica != node_id]
+    return max(able, key=lambda replica: request_times_ns[replica], default="")
 
 
 # ---- followers -------------------------------------------------------------------------------------------------------
@@ -579,7 +588,7 @@ class FollowerProgress:
         """Note ``now_ns`` as the time since which the follower lacks the current HW. An earlier noted time stays."""
         self.notice_since_ns = self.notice_since_ns or now_ns
 
-    def believes(self, request_id: int, now_ns: int) -> bool:
+    def accepts_request_id(self, request_id: int, now_ns: int) -> bool:
         """Return whether ``request_id`` is plausible as the id of the follower's next request: higher than the last one, but not
         too high.
 

@@ -58,7 +58,7 @@ from liftpy.core.replication.events import (
 )
 from liftpy.core.replication.fetch_handler import FetchHandler
 from liftpy.core.replication.inflight_limits import InflightLimits, size_in_memory
-from liftpy.core.replication.isr import IsrChange, SlowFlushes, new_high_watermark, successor, to_keep_out
+from liftpy.core.replication.isr import IsrChange, SlowFlushes, fast_successor, new_high_watermark, slow_to_exclude
 from liftpy.core.replication.messages import EpochQuery, FetchRequest, LeaderNotice
 from liftpy.core.replication.phases import LeaderPhase, Phase, RoleName
 from liftpy.core.replication.role import Effects, ReplicaContext, ReplicaRole, nanoseconds
@@ -526,7 +526,7 @@ class LeaderRole(ReplicaRole):
         change, metadata, config = self.isr_change, self.shared.metadata, self.shared.config
         if change.in_flight or now_ns < change.retry_at_ns or not self.shared.lease.is_current(now_ns):
             return
-        slow = to_keep_out(self.shared.node_id, metadata.isr, self.flushes.slow(now_ns))
+        slow = slow_to_exclude(self.shared.node_id, metadata.isr, self.flushes.slow(now_ns))
         followers = self.handler.followers
         if not slow and not change.unsettled and not metadata.state.target and isr.is_unchanged(self.shared, followers, now_ns):
             return
@@ -535,7 +535,7 @@ class LeaderRole(ReplicaRole):
         if joining and joining not in metadata.state.target:  # the number of replicas was lowered during the copy
             wanted -= {joining}
         eligible_leaders = frozenset() if self._commits_by_quorum else metadata.isr | metadata.may_lead
-        lost = isr.have_lost(followers, eligible_leaders, self.log.high_watermark)
+        lost = isr.lossy_replicas(followers, eligible_leaders, self.log.high_watermark)
         evicted = self._removable_replica(wanted, now_ns)
         if evicted == self.shared.node_id:
             self._transfer_to_target(now_ns, out)
@@ -683,7 +683,7 @@ class LeaderRole(ReplicaRole):
         if log.is_flushed or log.flushed_end_offset != self._waiting_end_offset or late_ns > interval_ns:
             self._waiting_end_offset, self._waiting_ns = -1 if log.is_flushed else log.flushed_end_offset, now_ns
         else:
-            self.flushes.waits(self.shared.node_id, now_ns - self._waiting_ns, now_ns)
+            self.flushes.flush_running(self.shared.node_id, now_ns - self._waiting_ns, now_ns)
 
     def _transfer_from_slow_disk(self, now_ns: int, out: Effects) -> None:
         """Request a leadership transfer if flushes of this node are far slower than those of other replicas.
@@ -694,11 +694,13 @@ class LeaderRole(ReplicaRole):
         if self.phase is not LeaderPhase.READY or now_ns < self._stays_until_ns or self.isr_change.in_flight:
             return
         members = [replica for replica in state.replicas if replica in state.isr and replica != shared.node_id]
-        toward = successor(
+        toward = fast_successor(
             self.flushes.fast(members, now_ns),
             self.handler.followers,
             shared.live,
-            needed=len(state.replicas) // 2 + 1 if self._commits_by_quorum else max(shared.metadata.min_isr, isr.STAY_AT_LEAST),
+            needed=len(state.replicas) // 2 + 1
+            if self._commits_by_quorum
+            else max(shared.metadata.min_isr, isr.MIN_REMAINING_ISR),
             now_ns=now_ns,
             max_lag_ns=nanoseconds(shared.config.max_lag_time_s),
         )

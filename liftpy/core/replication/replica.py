@@ -18,247 +18,30 @@ Only this module changes roles:
 A change of (role, leader, LeaderEpoch) creates a new role object, so nothing of an old leadership remains. States apply
 in the order of their Epoch, and older ones are ignored [C2]. "Registered as now" means: the metadata shows the
 incarnation of this process [C7].
-
-Also here: ``InactiveRole`` and related roles (they serve committed records, but neither lead nor follow),
-``CandidateRole``, and the snapshot of a replica for status pages and tests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
 from liftpy.core.base.partition import PartitionState, PartitionStatus, Pause
 from liftpy.core.log.compaction_point import Horizon
 from liftpy.core.replication import events as ev
+from liftpy.core.replication.candidate import CandidateRole
 from liftpy.core.replication.effects import (
-    CloseSubject,
     Effect,
-    GiveUpLeadership,
-    LeaveIsr,
-    PersistLeaderEpoch,
-    RejectPublishes,
-    ReplayLog,
-    ReportPromotion,
-    StartServing,
 )
-from liftpy.core.replication.events import Deadline, PublishesReceived
-from liftpy.core.replication.fetch_handler import FetchHandler
-from liftpy.core.replication.follower import FollowerRole, report_leader
+from liftpy.core.replication.follower import FollowerRole
+from liftpy.core.replication.inactive import FailedRole, InactiveRole, StoppedRole
+from liftpy.core.replication.isr import standby_successor
 from liftpy.core.replication.leader import LeaderRole
 from liftpy.core.replication.lease import EarlierLeaders, ReplicaLease
 from liftpy.core.replication.log_offsets import LogOffsets, OffsetCheckResult, check_offset
 from liftpy.core.replication.messages import EpochAnswer, EpochQuery, FetchRefusal, FetchRequest, LeaderNotice
 from liftpy.core.replication.phases import InactivePhase, LeaderPhase, RoleName
 from liftpy.core.replication.role import Backoff, Effects, NodeContext, ReplicaContext, ReplicaRole, nanoseconds
-from liftpy.core.wire.rejections import RejectReason
-
-_REPORTS_PER_TIMEOUT = 4
-"""Number of promotion reports that a candidate sends within ``candidate_timeout_s``."""
-
-
-class InactiveRole(ReplicaRole):
-    """Role of a replica that has no leader to follow.
-
-    An election runs, this node is no replica, or the metadata does not show this process yet. In an election, the replica
-    reports its position once, so that the best candidate can be chosen.
-    """
-
-    name = RoleName.WAITING
-
-    def __init__(self, shared: ReplicaContext) -> None:
-        super().__init__(shared, InactivePhase[shared.state.status.name] if shared.state.epoch else InactivePhase.NO_METADATA)
-
-    def enter(self, now_ns: int, out: Effects) -> None:
-        super().enter(now_ns, out)
-        state = self.shared.state
-        if (
-            state.status is PartitionStatus.ELECTION
-            and self.shared.node_id in (self.shared.metadata.isr | self.shared.metadata.may_lead)
-            and self.shared.node_id != state.leader
-        ):
-            out.append(report_leader(self.shared))
-
-
-class FailedRole(ReplicaRole):
-    """Role after the log has failed. The replica appends, acks and serves nothing [S4, S8].
-
-    It asks at once to give up the leadership or to leave the ISR, and repeats this until the metadata shows it.
-    """
-
-    name = RoleName.FAILED
-
-    def __init__(self, shared: ReplicaContext, reason: str, speaks_until_lease_ends: bool) -> None:
-        super().__init__(shared, InactivePhase.STORAGE_FAILED)
-        self._reason = reason
-        self._speaks_until_lease_ends = speaks_until_lease_ends  # it led and has no space: publishers can get a rejection
-
-    @property
-    def shown_phase(self) -> str:
-        return self._reason
-
-    def enter(self, now_ns: int, out: Effects) -> None:
-        super().enter(now_ns, out)
-        self._make_way(now_ns, out)
-
-    def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
-        if epoch_rose:
-            self._make_way(now_ns, out)
-
-    def deadline_reached(self, kind: Deadline, late_ns: int, now_ns: int, out: Effects) -> None:
-        self._make_way(now_ns, out)
-
-    def _make_way(self, now_ns: int, out: Effects) -> None:
-        state, node_id = self.shared.state, self.shared.node_id
-        if state.status is not PartitionStatus.ONLINE or node_id not in state.isr:
-            return
-        if state.leader == node_id:
-            out.append(GiveUpLeadership(leader_epoch=state.leader_epoch, reason=self._reason))
-        else:
-            out.append(LeaveIsr(reason=self._reason))
-        again_ns = now_ns + nanoseconds(self.shared.config.max_leader_timeout_s)
-        self.shared.deadlines.set(Deadline.ISR_CHANGE, again_ns, out)
-
-    def publishes_received(self, event: PublishesReceived, now_ns: int, out: Effects) -> None:
-        """Reject publishes with NO_SPACE if the disk is full and this replica still leads with a lease. Otherwise drop them."""
-        state = self.shared.state
-        still_leads = (state.leader, state.leader_epoch) == (self.shared.node_id, self.leader_epoch)
-        if self._speaks_until_lease_ends and still_leads and self.shared.lease.is_current(now_ns):
-            out.append(RejectPublishes(token=event.token, reason=RejectReason.NO_SPACE))
-        else:
-            super().publishes_received(event, now_ns, out)
-
-
-class StoppedRole(ReplicaRole):
-    """Role of a replica whose node stops. It ignores all events."""
-
-    name = RoleName.STOPPED
-
-
-class CandidateRole(ReplicaRole):
-    """Role of a replica that promotes itself in a proposed LeaderEpoch, because the metadata names it as candidate
-    [protocol: Promotion].
-
-    The candidate stores the epoch, waits until its log is flushed, and serves fetches in the new epoch. It replays its log,
-    including the uncommitted tail, to rebuild message ids, producers and subjects. It reports success until the metadata
-    names it leader. Until then it appends nothing and raises no high watermark, so a failed promotion leaves no trace.
-
-    Phases: LEADER_LOG_REPLICATION (epoch and log become durable), LEADER_REPLAY, LEADER_INIT (reported; waits for Online).
-    """
-
-    name = RoleName.CANDIDATE
-
-    def __init__(self, shared: ReplicaContext, now_ns: int) -> None:
-        super().__init__(shared, LeaderPhase.LOG_REPLICATION)
-        self.handler = FetchHandler(shared, self.leader_epoch, now_ns)
-        self._persisted = False
-        self._replayed_end_offset = 0  # exclusive: derived state covers the log below it
-
-    def enter(self, now_ns: int, out: Effects) -> None:
-        """Start the promotion: store the proposed LeaderEpoch durably, so that the replica ignores older metadata after a restart."""
-        super().enter(now_ns, out)
-        out.append(PersistLeaderEpoch(leader_epoch=self.leader_epoch))
-
-    def leave(self, out: Effects) -> None:
-        """End the role without becoming the leader: unsubscribe from the partition's subjects and stop the timers.
-
-        The replica does not call this method when the candidate becomes the leader. The leader keeps the subscriptions and the
-        followers.
-        """
-        super().leave(out)
-        out.append(CloseSubject())
-
-    def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
-        """Apply changed metadata: a new set of replicas, or a restarted follower.
-
-        ``epoch_rose``: True if the partition's Epoch is higher. A finished promotion is then reported again, with the new
-        Epoch.
-        """
-        self.handler.partition_changed(now_ns)
-        if epoch_rose and self.phase is LeaderPhase.INIT:
-            self._report(now_ns, out)  # the last report named the Epoch before
-
-    def epoch_persisted(self, leader_epoch: int, now_ns: int, out: Effects) -> None:
-        if leader_epoch == self.leader_epoch:
-            self._persisted = True
-            self._replay_when_durable(now_ns, out)
-
-    def log_flushed(self, now_ns: int, out: Effects) -> None:
-        self._replay_when_durable(now_ns, out)
-
-    def _replay_when_durable(self, now_ns: int, out: Effects) -> None:
-        if self.phase is not LeaderPhase.LOG_REPLICATION or not self._persisted or not self.log.is_flushed:
-            return
-        self.to_phase(LeaderPhase.REPLAY, out)
-        out.append(StartServing())
-        out.append(ReplayLog(end_offset=self.log.log_end_offset))
-        self._report(now_ns, out)
-
-    def replay_progressed(self, end_offset: int, finished: bool, now_ns: int, out: Effects) -> None:
-        """Record that the replay has reached ``end_offset`` (exclusive). If it has ``finished``, report this to the metadata leader."""
-        if self.phase is not LeaderPhase.REPLAY:
-            return
-        self._replayed_end_offset = end_offset
-        if finished:
-            self.to_phase(LeaderPhase.INIT, out)
-            self._report(now_ns, out)
-
-    def deadline_reached(self, kind: Deadline, late_ns: int, now_ns: int, out: Effects) -> None:
-        if kind is Deadline.PROMOTION:
-            self._report(now_ns, out)
-
-    def _report(self, now_ns: int, out: Effects) -> None:
-        """Report the progress of the promotion to the metadata leader, so that it does not choose another candidate.
-
-        Set a timer for the next report, because a report may be lost.
-        """
-        finished = self.phase is LeaderPhase.INIT
-        epoch, newest_offset = self.shared.state.epoch, self.log.flushed_newest_offset
-        out.append(
-            ReportPromotion(
-                leader_epoch=self.leader_epoch,
-                epoch=epoch,
-                replayed_end_offset=self._replayed_end_offset,
-                newest_offset=newest_offset,
-                finished=finished,
-            )
-        )
-        interval_ns = nanoseconds(self.shared.config.candidate_timeout_s) // _REPORTS_PER_TIMEOUT
-        self.shared.deadlines.set(Deadline.PROMOTION, now_ns + interval_ns, out)
-
-    def fetch_received(self, event: FetchRequest, now_ns: int, out: Effects) -> None:
-        """Answer a follower's fetch in the proposed epoch. Before the LeaderEpoch and the log are durable, reject it.
-
-        The fetched position is recorded. It has an effect on the high watermark only when this replica leads.
-        """
-        if self.phase is LeaderPhase.LOG_REPLICATION:
-            self.handler.record_request(event.replica, event.leader_epoch, now_ns)
-            super().fetch_received(event, now_ns, out)
-            return
-        reason = self.handler.fetch_received(event, now_ns)
-        if reason is not None:
-            self.refuse(event, reason, out)
-        elif self.handler.answer(event, now_ns, out):
-            self.handler.send_high_watermark(event.replica, out)  # what it needs to know of a candidate is that it is there
-
-    def epoch_query_received(self, event: EpochQuery, now_ns: int, out: Effects) -> None:
-        if self.phase is LeaderPhase.LOG_REPLICATION:
-            self.handler.record_request(event.replica, event.current_epoch, now_ns)
-            super().epoch_query_received(event, now_ns, out)
-        else:
-            self.handler.epoch_query_received(event, now_ns, out)
-
-
-def standby_successor_of(
-    node_id: str, isr: frozenset[str], live: Mapping[str, int], request_times_ns: Mapping[str, int]
-) -> str:
-    """Return the live ISR member that should lead instead of ``node_id``: the one with the latest request. '': there is none.
-
-    ``live``: node id -> its incarnation. ``request_times_ns``: follower -> monotonic time of its last request.
-    """
-    able = [replica for replica in sorted(request_times_ns) if replica in isr and replica in live and replica != node_id]
-    return max(able, key=lambda replica: request_times_ns[replica], default="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,7 +235,7 @@ class Replica:
         if not isinstance(role, LeaderRole) or not shared.metadata.has_standby:
             return ""
         request_times_ns = {replica: progress.last_contact_ns for replica, progress in role.handler.followers.items()}
-        return standby_successor_of(shared.node_id, shared.metadata.isr, shared.live, request_times_ns)
+        return standby_successor(shared.node_id, shared.metadata.isr, shared.live, request_times_ns)
 
     def check_reader_offset(self, last_offset: int, last_epoch: int, now_ns: int) -> OffsetCheckResult:
         """Return whether the last record that a reader has read, ``last_offset`` (inclusive) of ``last_epoch``, is in this log [R6]."""

@@ -198,7 +198,7 @@ def test_isr_that_counts_as_unchanged_is_the_wanted_isr_and_no_member_has_lost_r
         found[unchanged] += 1
         if unchanged:
             assert isr.wanted_isr(shared, followers, chance.choice((0, 6)), frozenset(), 10) == members
-            assert not isr.have_lost(followers, members, hw)
+            assert not isr.lossy_replicas(followers, members, hw)
     assert min(found[True], found[False]) > 1000
 
 
@@ -237,7 +237,7 @@ def fetched(*ids: int, now_ns: int = 0) -> FollowerProgress:
     ("request_id", "believed"), [(99, False), (100, False), (101, True), (100 + REACH_NS, True), (101 + REACH_NS, False)]
 )
 def test_follower_fetch_with_an_implausible_request_id_is_not_trusted(request_id: int, believed: bool) -> None:
-    assert fetched(100).believes(request_id, 0) is believed
+    assert fetched(100).accepts_request_id(request_id, 0) is believed
 
 
 def test_follower_fetch_or_wait_resets_its_absence_count() -> None:
@@ -261,9 +261,9 @@ def test_lease_end_counts_from_the_heartbeat_request_and_never_falls() -> None:
 
 
 def test_backoff_delays_double_up_to_a_bound_with_jitter() -> None:
-    waits = {seed: Backoff(100 * MS, 800 * MS, seed).next_ns() for seed in range(50)}
-    assert len(set(waits.values())) > 40
-    assert all(50 * MS <= wait <= 100 * MS for wait in waits.values())
+    flush_running = {seed: Backoff(100 * MS, 800 * MS, seed).next_ns() for seed in range(50)}
+    assert len(set(flush_running.values())) > 40
+    assert all(50 * MS <= wait <= 100 * MS for wait in flush_running.values())
     backoff = Backoff(100 * MS, 800 * MS, 1)
     for base in (100, 200, 400, 800, 800, 800):
         assert base * MS // 2 <= backoff.next_ns() <= base * MS

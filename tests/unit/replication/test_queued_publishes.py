@@ -10,8 +10,8 @@ from liftpy.config import StreamConfig
 from liftpy.core.base.partition import PartitionMetadata, Pause
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
+from liftpy.core.replication.isr import standby_successor
 from liftpy.core.replication.lease import missed_by_all_nodes
-from liftpy.core.replication.replica import standby_successor_of
 from liftpy.core.wire.rejections import RejectReason
 from tests.each import each
 from tests.unit.replication.stepping import S, Stepped, state
@@ -125,7 +125,7 @@ def test_publishes_queued_too_long_by_a_pause_are_rejected_or_dropped() -> None:
 def test_leader_that_missed_publishes_chooses_the_isr_member_that_fetched_last(
     isr: str, live: str, asked: dict[str, int], successor: str
 ) -> None:
-    assert standby_successor_of("a", frozenset(isr), dict.fromkeys(live, 1), asked) == successor
+    assert standby_successor("a", frozenset(isr), dict.fromkeys(live, 1), asked) == successor
 
 
 @pytest.mark.parametrize(

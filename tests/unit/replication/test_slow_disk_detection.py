@@ -7,7 +7,7 @@ import pytest
 from liftpy.config import CommitPolicy, ReplicationConfig
 from liftpy.core.replication import events as ev
 from liftpy.core.replication import isr as lag
-from liftpy.core.replication.isr import FollowerProgress, SlowFlushes, successor, to_keep_out
+from liftpy.core.replication.isr import FollowerProgress, SlowFlushes, fast_successor, slow_to_exclude
 from liftpy.core.replication.messages import FetchRequest
 from liftpy.errors import ConfigError
 from tests.each import each
@@ -106,9 +106,9 @@ def test_slow_disk_outside_the_isr_is_detected_after_one_slow_flush() -> None:
 
 def test_slow_disk_is_detected_during_a_hanging_flush() -> None:
     disks = Disks()
-    disks.flushes.waits("a", 4 * S, disks.now_ns)
+    disks.flushes.flush_running("a", 4 * S, disks.now_ns)
     assert not disks.flushes.is_slow("a", disks.now_ns)
-    disks.flushes.waits("a", 5 * S, disks.now_ns)
+    disks.flushes.flush_running("a", 5 * S, disks.now_ns)
     assert disks.flushes.is_slow("a", disks.now_ns)
 
 
@@ -128,8 +128,8 @@ def test_slow_disk_record_of_a_removed_replica_is_deleted() -> None:
 
 def test_slow_followers_of_a_leader_with_a_slow_disk_stay_in_the_isr() -> None:
     isr = frozenset("abc")
-    assert to_keep_out("a", isr, frozenset("bd")) == frozenset("bd")
-    assert to_keep_out("a", isr, frozenset("abd")) == frozenset("d")
+    assert slow_to_exclude("a", isr, frozenset("bd")) == frozenset("bd")
+    assert slow_to_exclude("a", isr, frozenset("abd")) == frozenset("d")
 
 
 def test_slow_leader_transfers_only_to_a_live_caught_up_follower_with_min_isr_fast_disks() -> None:
@@ -137,14 +137,14 @@ def test_slow_leader_transfers_only_to_a_live_caught_up_follower_with_min_isr_fa
     live = dict.fromkeys("abcd", 1)
 
     def chosen(fast: str, needed: int = 2, **others: FollowerProgress) -> str:
-        return successor(fast, near | others, live, needed=needed, now_ns=101 * S, max_lag_ns=5 * S)
+        return fast_successor(fast, near | others, live, needed=needed, now_ns=101 * S, max_lag_ns=5 * S)
 
     assert chosen("bcd") == "c"
     assert chosen("bc", needed=3) == ""
     assert chosen("b") == ""
     assert chosen("bc", c=FollowerProgress(caught_up_ns=95 * S, position=9)) == ""
     assert chosen("bc", c=FollowerProgress(caught_up_ns=101 * S)) == ""
-    assert successor("bc", near, {"a": 1, "b": 1}, needed=2, now_ns=101 * S, max_lag_ns=5 * S) == ""
+    assert fast_successor("bc", near, {"a": 1, "b": 1}, needed=2, now_ns=101 * S, max_lag_ns=5 * S) == ""
 
 
 # ---- in the leader's role ------------------------------------------------------------------------------------------------
