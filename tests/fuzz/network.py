@@ -122,7 +122,7 @@ def _publishes(data: bytes) -> Any:
     block, payload = (b"NATS/1.0\r\n" + data[2 : 2 + size] if size else b""), data[2 + size :]
     found = _READER.read([(b"data.orders", b"_INBOX.x", payload, block)], 5)
     assert len(found.values) == 1
-    return found.unfit.get(0)
+    return found.rejections.get(0)
 
 
 def _batch_publish(seed: int) -> bytes:
@@ -170,16 +170,16 @@ def _mended_publish(data: bytes) -> bytes:
 def _published(data: bytes) -> Any:
     """A whole batch as a message of an ingest; what is taken is a batch that every reader can read, of the same records."""
     found = _READER.read([(b"data.orders", b"_INBOX.x", data, b"")], 5)
-    if found.producer_request is not None and not found.unfit:
+    if found.producer_request is not None and not found.rejections:
         assert 0 < found.producer_request.producer_id < 1 << 64
         assert all(0 <= number < 1 << 64 for number in found.producer_request[1:3])
         _position_of(ProducerNote(found.producer_request.name, found.producer_request.position).encode())
         return found.producer_request
-    if found.batch is None or found.unfit:
+    if found.batch is None or found.rejections:
         frames.decode_batch_publish(data)  # its error, or it is refused with a reason
-        if not found.unfit:
+        if not found.rejections:
             raise ProtocolError("stored as plain bytes: another kind of frame")
-        raise ProtocolError(str(found.unfit[0]))
+        raise ProtocolError(str(found.rejections[0]))
     sealed = parse_batch(add_header(found.batch.body, base_offset=7, leader_epoch=2, timestamp_ns=3))
     records = list(sealed.records())
     assert [record.offset for record in records] == list(range(7, 7 + found.batch.body.record_count))

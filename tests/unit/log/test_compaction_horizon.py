@@ -10,7 +10,7 @@ from liftpy.config import StreamConfig
 from liftpy.core.log.compaction_point import HORIZON_NAME, NEVER, Horizon, decode_horizon, shows_traces
 from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage
-from liftpy.core.replication.follower import LogReset, Truncation, reaches, reconcile
+from liftpy.core.replication.follower import LogReset, Truncation, holds_horizon, reconcile
 from liftpy.core.replication.log_offsets import LogOffsets
 from liftpy.core.replication.messages import EpochAnswer
 from liftpy.core.wire.batch import split_batches
@@ -139,12 +139,12 @@ def test_reconciliation_does_not_truncate_the_log_below_the_compaction_horizon(
 def test_reconciliation_starts_at_the_compaction_horizon_only_if_the_leader_log_reaches_it() -> None:
     for last_offset, wanted in ((18, False), (19, True), (25, True)):
         assert (
-            reaches(
+            holds_horizon(
                 Horizon(20, 3),
                 EpochAnswer(request_id=1, leader_epoch=2, last_offset=last_offset, current_epoch=5, log_start_offset=0),
             )
             is wanted
         )
-    assert not reaches(
+    assert not holds_horizon(
         Horizon(0, 3), EpochAnswer(request_id=1, leader_epoch=0, last_offset=-1, current_epoch=5, log_start_offset=0)
     )

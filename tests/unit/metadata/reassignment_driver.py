@@ -8,7 +8,7 @@ from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.core.base.partition import PartitionState, PartitionStatus
 from liftpy.core.metadata.controller.reassignment import PLAN_EVERY_NS, ReassignmentPlanner
 from liftpy.core.metadata.image import ClusterImage, StreamImage
-from liftpy.core.replication.leader import next_to_go
+from liftpy.core.replication.leader import removable_replica
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.unit.metadata.cluster_driver import Driver
 from tests.unit.metadata.image_checks import check_image, check_step
@@ -110,7 +110,7 @@ class Moved:
                         incarnation=self.driver.incarnation(p.leader), toward=toward,
                     )
                 )  # fmt: skip
-            elif p.leaving == next_to_go(p, frozenset(p.isr), p.min_isr(stream.config)) != "":
+            elif p.leaving == removable_replica(p, frozenset(p.isr), p.min_isr(stream.config)) != "":
                 self._change(stream, p, [n for n in p.isr if n != p.leaving], p.leaving)
 
     def _change(self, stream: StreamImage, p: PartitionState, isr: list[str], evicted: str = "") -> None:
