@@ -104,7 +104,7 @@ class LeadershipTransfers:
             logger.info("in-flight publishes not checked error=%r: transferring the leaderships", error)
             return
         leaders = [leader for leader in leaders if not leader.storage_failed]  # those can't answer any more
-        while any(not leader.ingest.idle for leader in leaders) and time.monotonic() < deadline:
+        while any(not leader.ingest.is_idle for leader in leaders) and time.monotonic() < deadline:
             await asyncio.sleep(_POLL_S)
 
     async def close(self) -> None:

@@ -332,7 +332,7 @@ class PartitionWorker(PartitionShell):
 
         Return False if no standby follower has received them. Then this replica continues to lead.
         """
-        next_leader = self.replica.standby_to_lead_next()
+        next_leader = self.replica.standby_successor()
         if next_leader:
             self._request_transfer(next_leader, "publishes may have gone past it", do.TransferCause.MISSED_PUBLISHES)
         return bool(next_leader)

@@ -104,7 +104,7 @@ async def test_envelope_on_a_subject_that_is_not_utf_8_and_later_envelopes_get_t
     bench.commit()
     first, second = (frames.decode(bench.bus.take(inbox)[0], client_pb2.Ack) for inbox in ("_INBOX.p1", "_INBOX.p2"))
     assert (first.msgSubject, second.msgSubject) == ("shop.orders.\ufffd", SUBJECT)
-    assert bench.ingest.idle
+    assert bench.ingest.is_idle
 
 
 async def test_ack_to_a_jetstream_client_is_one_json_line_for_any_record_content() -> None:

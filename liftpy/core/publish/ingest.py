@@ -234,11 +234,6 @@ class Ingest:
         room = min(self._config.replication_max_bytes, self._shell.max_payload) - _BATCH_OVERHEAD_BYTES
         return max(4096, min(self._config.batch_max_bytes, room))
 
-    @property
-    def open(self) -> bool:
-        """True if this leader accepts publishes, because it is subscribed to the data subject."""
-        return self._listener is not None
-
     def start(self, backlog: FailoverBacklog | None = None) -> None:
         """Accept publishes: subscribe to the data subject, because this replica leads.
 
@@ -317,7 +312,7 @@ class Ingest:
         The standby followers then have messages that this node lacks, so this node must not store later ones. Either the caller
         calls ``resubscribe`` later, or another node becomes leader.
         """
-        if self._listener is None or self._left or not self._replica.standby_to_lead_next():
+        if self._listener is None or self._left or not self._replica.standby_successor():
             return False
         self.leave()
         self._on_leave()
@@ -351,7 +346,7 @@ class Ingest:
             self._listen()
 
     @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """True if all received messages are stored or rejected, and all waiting publishers have their answers."""
         undecided = self._backlog is not None and self._backlog.undecided
         return not (self._has_unread() or self._tokens or undecided or self._acks.count)

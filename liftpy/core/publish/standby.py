@@ -599,7 +599,7 @@ class Standby:
             self._uncertainty_ns = uncertainty_ns
             if self._subscription is not None:
                 self._log_ends.reach_ns = self._high_watermarks.reach_ns = self._reach_ns
-        if not replica.stands_by:
+        if not replica.is_standby:
             self.stop()
             return
         stream = self.log.config

@@ -46,10 +46,10 @@ class FailedRole(ReplicaRole):
 
     name = RoleName.FAILED
 
-    def __init__(self, shared: ReplicaContext, reason: str, speaks_until_lease_ends: bool) -> None:
+    def __init__(self, shared: ReplicaContext, reason: str, may_reject_publishes: bool) -> None:
         super().__init__(shared, InactivePhase.STORAGE_FAILED)
         self._reason = reason
-        self._speaks_until_lease_ends = speaks_until_lease_ends  # it led and has no space: publishers can get a rejection
+        self._may_reject_publishes = may_reject_publishes  # it led and has no space: publishers can get a rejection
 
     @property
     def shown_phase(self) -> str:
@@ -57,16 +57,16 @@ class FailedRole(ReplicaRole):
 
     def enter(self, now_ns: int, out: Effects) -> None:
         super().enter(now_ns, out)
-        self._make_way(now_ns, out)
+        self._request_removal(now_ns, out)
 
     def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
         if epoch_rose:
-            self._make_way(now_ns, out)
+            self._request_removal(now_ns, out)
 
     def deadline_reached(self, kind: Deadline, late_ns: int, now_ns: int, out: Effects) -> None:
-        self._make_way(now_ns, out)
+        self._request_removal(now_ns, out)
 
-    def _make_way(self, now_ns: int, out: Effects) -> None:
+    def _request_removal(self, now_ns: int, out: Effects) -> None:
         state, node_id = self.shared.state, self.shared.node_id
         if state.status is not PartitionStatus.ONLINE or node_id not in state.isr:
             return
@@ -81,7 +81,7 @@ class FailedRole(ReplicaRole):
         """Reject publishes with NO_SPACE if the disk is full and this replica still leads with a lease. Otherwise drop them."""
         state = self.shared.state
         still_leads = (state.leader, state.leader_epoch) == (self.shared.node_id, self.leader_epoch)
-        if self._speaks_until_lease_ends and still_leads and self.shared.lease.is_current(now_ns):
+        if self._may_reject_publishes and still_leads and self.shared.lease.is_current(now_ns):
             out.append(RejectPublishes(token=event.token, reason=RejectReason.NO_SPACE))
         else:
             super().publishes_received(event, now_ns, out)

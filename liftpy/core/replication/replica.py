@@ -29,13 +29,13 @@ from typing import assert_never
 from liftpy.core.base.partition import PartitionState, PartitionStatus, Pause
 from liftpy.core.log.compaction_point import Horizon
 from liftpy.core.replication import events as ev
+from liftpy.core.replication import isr
 from liftpy.core.replication.candidate import CandidateRole
 from liftpy.core.replication.effects import (
     Effect,
 )
 from liftpy.core.replication.follower import FollowerRole
 from liftpy.core.replication.inactive import FailedRole, InactiveRole, StoppedRole
-from liftpy.core.replication.isr import standby_successor
 from liftpy.core.replication.leader import LeaderRole
 from liftpy.core.replication.lease import EarlierLeaders, ReplicaLease
 from liftpy.core.replication.log_offsets import LogOffsets, OffsetCheckResult, check_offset
@@ -216,7 +216,7 @@ class Replica:
         return role.phase is LeaderPhase.READY and shared.log.high_watermark + 1 >= role.epoch_start_offset
 
     @property
-    def stands_by(self) -> bool:
+    def is_standby(self) -> bool:
         """True if the replica is a standby follower, which buffers publishes because it may lead next.
 
         It is False while the partition is paused.
@@ -224,7 +224,7 @@ class Replica:
         could = not isinstance(self._role, FailedRole | StoppedRole) and self._shared.node_id in self._shared.metadata.isr
         return could and self._shared.metadata.has_standby and self._shared.state.pause is Pause.NOT_PAUSED
 
-    def standby_to_lead_next(self) -> str:
+    def standby_successor(self) -> str:
         """Return the standby follower that should lead next, or '' if there is none.
 
         The shell calls it after this leader missed publishes in a short NATS disconnect, which standby followers have
@@ -235,7 +235,7 @@ class Replica:
         if not isinstance(role, LeaderRole) or not shared.metadata.has_standby:
             return ""
         request_times_ns = {replica: progress.last_contact_ns for replica, progress in role.handler.followers.items()}
-        return standby_successor(shared.node_id, shared.metadata.isr, shared.live, request_times_ns)
+        return isr.standby_successor(shared.node_id, shared.metadata.isr, shared.live, request_times_ns)
 
     def check_reader_offset(self, last_offset: int, last_epoch: int, now_ns: int) -> OffsetCheckResult:
         """Return whether the last record that a reader has read, ``last_offset`` (inclusive) of ``last_epoch``, is in this log [R6]."""
@@ -420,7 +420,7 @@ class Replica:
     def _storage_failed(self, event: ev.StorageFailed, now_ns: int, out: Effects) -> None:
         role = self._role
         may_reject = event.no_space and isinstance(role, LeaderRole) and role.may_reject_locally(now_ns)
-        failed = FailedRole(self._shared, event.reason, speaks_until_lease_ends=may_reject)
+        failed = FailedRole(self._shared, event.reason, may_reject_publishes=may_reject)
         if event.token:
             failed.publishes_received(
                 ev.PublishesReceived(token=event.token, record_count=0, size_bytes=0, received_wall_ns=0), now_ns, out

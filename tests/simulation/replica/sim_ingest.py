@@ -184,7 +184,7 @@ class SimIngest:
             self._on_standby_lost()
             self.ingest.process_link_loss()
         elif self._left:
-            self._left, new_leader = False, self._replica.replica.standby_to_lead_next()
+            self._left, new_leader = False, self._replica.replica.standby_successor()
             if new_leader:
                 epoch = self._replica.replica.leader_epoch
                 self._replica.transfer_leadership(

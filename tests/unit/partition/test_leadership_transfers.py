@@ -96,7 +96,7 @@ async def test_resign_request_completes_when_ingest_is_idle(wrong: dict[str, Any
     monkeypatch.setattr(leadership, "_BACK_AFTER_S", 0.01)
     one = RecordingWorker(KEY, leads=True)
     node, order = partitions(one), one.asked
-    one.ingest.idle = False
+    one.ingest.is_idle = False
     asked = {"stream": "orders", "partition": 3, "uid": "u1", "leader_epoch": 4} | wrong
     node.transfer_leadership(**asked, done=lambda: order.append("done"))
     if wrong:
@@ -105,7 +105,7 @@ async def test_resign_request_completes_when_ingest_is_idle(wrong: dict[str, Any
     for _ in range(5):
         await asyncio.sleep(0.001)
     assert order == ["leave"], "publishers are still answered"
-    one.ingest.idle = True
+    one.ingest.is_idle = True
     await until(lambda: order == ["leave", "done", "back"])
     await node.stop()
 

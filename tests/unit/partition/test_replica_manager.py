@@ -39,7 +39,7 @@ class RecordingWorker:
         self.is_in_sync = True
         self.storage_failed = self.has_flushed_all = False
         self.ingest = SimpleNamespace(
-            leave=lambda: self.asked.append("leave"), resubscribe=lambda: self.asked.append("back"), idle=True
+            leave=lambda: self.asked.append("leave"), resubscribe=lambda: self.asked.append("back"), is_idle=True
         )
         self.replica = SimpleNamespace(serves=lambda epoch, now_ns: epoch == 4)
         self.feed = self.events.append

@@ -181,12 +181,12 @@ async def test_conditional_publish_of_an_unindexed_subject_is_answered_after_ind
         bench.send("ev.new", *headers)
     await turn()
     assert bench.answers() == []
-    assert not bench.ingest.idle
+    assert not bench.ingest.is_idle
     assert await bench.says("ev.301", (OF, 302)) == 303
     while not bench.log_state.read_missing_records():
         pass
     assert bench.answers() == [304, wrong(304), wrong(304)]
-    assert bench.ingest.idle
+    assert bench.ingest.is_idle
     assert await bench.says("ev.other", (OF, 0)) == 305
     assert bench.ingest.counters.dropped == {}
 
@@ -211,7 +211,7 @@ async def test_conditional_publish_above_the_indexing_wait_limit_is_rejected_wit
     (answer,) = bench.answers()
     assert answer[:2] == (503, 10008)
     assert "Try again" in answer[2]
-    assert bench.ingest.idle
+    assert bench.ingest.is_idle
     assert bench.log_state.index_wait.share.size_bytes == 0
 
 

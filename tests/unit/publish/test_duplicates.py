@@ -87,7 +87,7 @@ async def test_duplicate_message_id_is_stored_once_and_acked_with_the_first_sequ
     assert bench.answers() == {"_INBOX.1": 1, "_INBOX.2": "1D"}
     bench.commit()
     assert bench.answers()["_INBOX.3"] == 2
-    assert (bench.acks.count, bench.ingest.counters.duplicates, bench.ingest.idle) == (0, 2, True)
+    assert (bench.acks.count, bench.ingest.counters.duplicates, bench.ingest.is_idle) == (0, 2, True)
     assert not bench.ingest.counters.dropped
 
 
@@ -151,7 +151,7 @@ async def test_duplicate_of_a_message_in_flight_gets_the_ack_or_the_error_of_the
     bench.held.clear()
     bench.commit()
     assert "_INBOX.6" not in bench.answers()
-    assert bench.ingest.idle
+    assert bench.ingest.is_idle
     bench.send(b"w", "b", b"_INBOX.7")
     await turn()
     bench.ingest.stop()

@@ -57,7 +57,7 @@ async def test_ingest_takeover_stores_buffered_messages_before_new_ones() -> Non
     hearing.sink(b"ev", b"", b"c", b"")  # type: ignore[misc]
     await turn()
     assert leader.counts() == [3]
-    assert (leader.bus.listened, leader.ingest.is_subscribed, leader.ingest.open) == (0, True, True)
+    assert (leader.bus.listened, leader.ingest.is_subscribed) == (0, True)
     assert [inbox for inbox, _ in leader.answers(2)] == ["_INBOX.b"]
 
 
@@ -67,7 +67,7 @@ async def test_ingest_takeover_acks_buffered_messages_already_in_the_log() -> No
     assert leader.repeated == [DuplicateReceived(last_offset=5)]
     assert leader.answers(6) == [("_INBOX.5", {"stream": "s", "seq": 6})]
     assert leader.answers(7)[1:] == [("_INBOX.7", {"stream": "s", "seq": 8})]
-    assert leader.ingest.idle
+    assert leader.ingest.is_idle
 
 
 async def test_ingest_takeover_rejects_buffered_conditional_publishes_once_the_leader_may_send_rejections() -> None:
@@ -76,7 +76,7 @@ async def test_ingest_takeover_rejects_buffered_conditional_publishes_once_the_l
         leader = Leader(FailoverBacklog(FakeSubscription(), undecided=[message(b"a", b"_INBOX.a", block)]), may_reject)
         leader.ingest.settle()
         leader.ingest.settle()
-        assert leader.ingest.idle is may_reject
+        assert leader.ingest.is_idle is may_reject
         told = [(inbox, said["error"]["err_code"]) for inbox, said in leader.answers(9)]
         assert told == ([("_INBOX.a", 10008)] if may_reject else [])
         assert leader.counts() == []

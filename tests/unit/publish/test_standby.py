@@ -66,7 +66,7 @@ class Bench:
         self.lost: list[int] = []
         self.live = {"n2": 5}
         self.replica = SimpleNamespace(
-            stands_by=True, node_id="n1", longest_lease_ns=0, role=RoleName.FOLLOWER,
+            is_standby=True, node_id="n1", longest_lease_ns=0, role=RoleName.FOLLOWER,
             live_incarnation=lambda node: self.live.get(node, 0),
             state=SimpleNamespace(status=PartitionStatus.ONLINE, leader="n2", leader_epoch=3, pauses=0),
         )  # fmt: skip
@@ -434,7 +434,7 @@ def test_standby_that_unsubscribes_during_takeover_matching_appends_nothing() ->
     bench = long_heard()
     found = bench.begins_to_lead()
     bench.go_on(7)
-    bench.replica.stands_by = False
+    bench.replica.is_standby = False
     bench.standby.review()
     bench.go_on()
     assert found == [None]
@@ -455,20 +455,20 @@ def test_standby_takeover_with_an_unreadable_log_reports_it_and_appends_nothing(
 def test_standby_subscribes_only_while_its_replica_may_lead_next() -> None:
     bench = Bench()
     bench.heard(b"a")
-    bench.replica.stands_by = False
+    bench.replica.is_standby = False
     bench.standby.review()
     assert bench.hearings[0].closed
     assert bench.standby.report()["held_bytes"] == 0
     bench.replica.role = RoleName.LEADER
     assert bench.begins_to_lead() == [None]
     bench.replica.role = RoleName.FOLLOWER
-    bench.replica.stands_by = True
+    bench.replica.is_standby = True
     bench.standby.review()
     assert len(bench.hearings) == 2
     bench.hearings[-1].sink(b"ev", b"", b"not read yet", b"")
-    bench.replica.stands_by = False
+    bench.replica.is_standby = False
     bench.standby.review()
-    bench.replica.stands_by = True
+    bench.replica.is_standby = True
     bench.standby.review()
     bench.heard(b"b")
     assert len(bench.standby.buffer.blocks) == 1, "that of before is not in its way"

@@ -53,5 +53,5 @@ class FakeReplica:
     def takes_publishes(self) -> bool:
         return not self.is_busy
 
-    def standby_to_lead_next(self) -> str:
+    def standby_successor(self) -> str:
         return "n2" if self.has_standby else ""

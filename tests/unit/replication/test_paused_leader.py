@@ -153,7 +153,7 @@ def test_publish_queued_by_a_pause_is_stored_when_an_operator_pauses_the_stream(
 @pytest.mark.parametrize("until", list(Pause))
 def test_followers_become_standbys_again_when_the_paused_leader_accepts_publishes(until: Pause) -> None:
     follower = Stepped("b").follows(paused(until, standby=True))
-    assert follower.replica.stands_by is (until is Pause.NOT_PAUSED)
+    assert follower.replica.is_standby is (until is Pause.NOT_PAUSED)
 
 
 def test_paused_leader_answers_reads() -> None:

@@ -143,10 +143,10 @@ def test_leader_that_missed_publishes_chooses_a_successor_only_with_failover_sta
     for follower in "cb":
         stepped.now_ns += S
         stepped.fetch(follower, -1)
-    assert stepped.replica.standby_to_lead_next() == "b"
+    assert stepped.replica.standby_successor() == "b"
     stepped.now_ns += S
     stepped.fetch("c", -1)
-    assert stepped.replica.standby_to_lead_next() == "c"
+    assert stepped.replica.standby_successor() == "c"
     stepped.told(replace(state(epoch=3, leader_epoch=2), config=StreamConfig()))
-    assert stepped.replica.standby_to_lead_next() == "", "nobody stands by"
-    assert Stepped("b").opened().replica.standby_to_lead_next() == ""
+    assert stepped.replica.standby_successor() == "", "nobody stands by"
+    assert Stepped("b").opened().replica.standby_successor() == ""
