@@ -176,12 +176,12 @@ def test_feature_ranges_are_cleared_on_resigning_and_when_a_node_is_removed() ->
     duties.lead(driver.fsm.image, 0, 1)
     beat = pb.Heartbeat(nodeId="a", incarnation=driver.incarnation("a"), minLevel=NOW, maxLevel=NEXT)
     duties.answer(pb.ControlRequest(heartbeat=beat), driver.fsm.image, 0, 0)
-    assert duties.levels.of(driver.fsm.image, "a") == LevelRange(NOW, NEXT)
+    assert duties.levels.levels_of(driver.fsm.image, "a") == LevelRange(NOW, NEXT)
     duties.image_changed(replace(driver.fsm.image, nodes=driver.fsm.image.nodes.delete("a")), 1)
-    assert duties.levels.of(driver.fsm.image, "a") is None
+    assert duties.levels.levels_of(driver.fsm.image, "a") is None
     duties.answer(pb.ControlRequest(heartbeat=beat), driver.fsm.image, 2, 2)
     duties.lead(driver.fsm.image, 3, 2)
-    assert duties.levels.of(driver.fsm.image, "a") is None
+    assert duties.levels.levels_of(driver.fsm.image, "a") is None
 
 
 # ---- the way back ---------------------------------------------------------------------------------------------------------------
