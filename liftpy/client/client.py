@@ -279,7 +279,8 @@ class Client:
         """Read all partitions of several streams as one.
 
         Records of one partition stay in order. There is no order between partitions. The consumer finds new partitions,
-        and new streams that match a pattern, while it runs.
+        and new streams that match a pattern, while it runs. A deleted stream that a pattern selected leaves, and the
+        others continue.
 
         Args:
             *names: Stream names, or patterns such as ``orders-*``.
@@ -287,7 +288,8 @@ class Client:
                 first record.
             until: Where to stop, as in ``consume``. Default None: follow forever.
             positions: Positions of an earlier consumer. ``positions_from`` reads their text. ``start`` applies to the
-                other partitions. Default None.
+                other partitions. A stream of a pattern that was created again since then starts at its first record.
+                Default None.
             subjects: Only records of these subjects. Default: all.
             keys: Only records with these keys. Default: all.
             options: Timeouts, read-ahead and choice of replica. Default: ``ReadOptions()``.
@@ -297,7 +299,7 @@ class Client:
 
         Raises:
             ConfigError: An argument is not allowed, or there are more than 4096 partitions.
-            NotFoundError: On reading: a stream that you named does not exist.
+            NotFoundError: On reading: a stream that you named does not exist, was deleted, or was created again.
 
         Example:
             async with client.consume_many("orders", "pay-*", until="end") as many:
