@@ -509,8 +509,8 @@ class Client:
                     await publisher.send(b"%d" % number)
         """
 
-        async def find() -> Address:
-            return address_of(await self._streams.current_stream(stream), partition, subject)
+        async def find(newest: bool) -> Address:
+            return await self._streams.current_address(stream, partition, newest, subject=subject)
 
         async def opened() -> Publisher:
             check_published(stream)
@@ -519,7 +519,7 @@ class Client:
                 known = self._streams.cached.get(stream)
                 address = subject_address(subject) if known is None else address_of(known, partition, subject)
             else:
-                address = address_of(await self._streams.cached_stream(stream, partition), partition)
+                address = await self._streams.address(stream, partition)
             chosen = options or PublishOptions()
             return self._factories.publisher(self._transport, stream, partition, address, chosen, find=find)
 
