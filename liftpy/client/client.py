@@ -279,7 +279,8 @@ class Client:
         """Read all partitions of several streams as one.
 
         Records of one partition stay in order. There is no order between partitions. The consumer finds new partitions,
-        and new streams that match a pattern, while it runs.
+        and new streams that match a pattern, while it runs. A deleted stream that a pattern selected leaves, and the
+        others continue.
 
         Args:
             *names: Stream names, or patterns such as ``orders-*``.
@@ -287,7 +288,8 @@ class Client:
                 first record.
             until: Where to stop, as in ``consume``. Default None: follow forever.
             positions: Positions of an earlier consumer. ``positions_from`` reads their text. ``start`` applies to the
-                other partitions. Default None.
+                other partitions. A stream of a pattern that was created again since then starts at its first record.
+                Default None.
             subjects: Only records of these subjects. Default: all.
             keys: Only records with these keys. Default: all.
             options: Timeouts, read-ahead and choice of replica. Default: ``ReadOptions()``.
@@ -297,7 +299,7 @@ class Client:
 
         Raises:
             ConfigError: An argument is not allowed, or there are more than 4096 partitions.
-            NotFoundError: On reading: a stream that you named does not exist.
+            NotFoundError: On reading: a stream that you named does not exist, was deleted, or was created again.
 
         Example:
             async with client.consume_many("orders", "pay-*", until="end") as many:
@@ -507,8 +509,8 @@ class Client:
                     await publisher.send(b"%d" % number)
         """
 
-        async def find() -> Address:
-            return address_of(await self._streams.stream_with_partition(stream, partition), partition, subject)
+        async def find(newest: bool) -> Address:
+            return await self._streams.current_address(stream, partition, newest, subject=subject)
 
         async def opened() -> Publisher:
             check_published(stream)
@@ -517,7 +519,7 @@ class Client:
                 known = self._streams.cached.get(stream)
                 address = subject_address(subject) if known is None else address_of(known, partition, subject)
             else:
-                address = address_of(await self._streams.cached_stream(stream, partition), partition)
+                address = await self._streams.address(stream, partition)
             chosen = options or PublishOptions()
             return self._factories.publisher(self._transport, stream, partition, address, chosen, find=find)
 

@@ -158,14 +158,15 @@ _LONGEST_WAIT_S = 10.0
 class Addressing:
     """Current address of a partition. It is requested again if it may be out of date.
 
-    ``find``: requests the address from the metadata group. None: the address never changes. ``moved``: called after the address has
-    changed. ``lost``: called if the stream or partition does not exist.
+    ``find``: requests the address from the metadata group. Its argument is True to ask the metadata leader, and False to ask any
+    controller. None: the address never changes. ``moved``: called after the address has changed. ``lost``: called if the stream or
+    partition does not exist.
     """
 
     def __init__(
         self,
         address: Address,
-        find: Callable[[], Awaitable[Address]] | None,
+        find: Callable[[bool], Awaitable[Address]] | None,
         moved: Callable[[], None],
         lost: Callable[[LiftError], None],
     ) -> None:
@@ -177,18 +178,22 @@ class Addressing:
         """Background task of the last request. The owner of this object must cancel it at the end."""
         self._ask_at = 0.0
         self._wait_s = _FIRST_WAIT_S
+        self._is_wrong = False
+        """True if a leader has rejected the address."""
         self.unknown = False
         """True if the metadata group does not know the stream or partition. Call ``refresh`` before the next send."""
 
     def sure(self) -> None:
         """Note that the partition has answered, so the address is right. Pauses between requests for the address become short again."""
-        self._wait_s = _FIRST_WAIT_S
+        self._wait_s, self._is_wrong = _FIRST_WAIT_S, False
 
-    def doubt(self) -> None:
+    def doubt(self, *, is_wrong: bool = False) -> None:
         """Request the address again in the background, because it may be out of date.
 
-        The pause between two requests grows until ``sure`` is called.
+        The pause between two requests grows until ``sure`` is called. ``is_wrong``: True if a leader has rejected the address. A
+        controller that still knows this address is then behind.
         """
+        self._is_wrong = self._is_wrong or is_wrong
         now = asyncio.get_running_loop().time()
         if self._find is None or now < self._ask_at or (self.task is not None and not self.task.done()):
             return
@@ -204,14 +209,20 @@ class Addressing:
             pass  # no answer, or no permission to ask: the address stays
 
     async def refresh(self) -> None:
-        """Request the address now and store it. Raises NotFoundError, ConfigError and the errors of requests."""
+        """Request the address now and store it. Raises NotFoundError, ConfigError and the errors of requests.
+
+        If a controller answers with another address, or with an address that a leader has rejected, the metadata leader is asked,
+        too. The controller, or the stored address, may be out of date.
+        """
         assert self._find is not None
         try:
-            address = await self._find()
+            address = await self._find(False)
+            if self._is_wrong or address != self.address:
+                address = await self._find(True)
         except (NotFoundError, ConfigError):
             self.unknown = True
             raise
         self.unknown = False
         if address != self.address:
-            self.address = address
+            self.address, self._is_wrong = address, False
             self._moved()

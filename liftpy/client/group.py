@@ -35,6 +35,7 @@ from liftpy.client.iteration import Iteration, ResultIterator, end_later
 from liftpy.client.partition_sender import ManyReceipt, ProducerOptions, Source
 from liftpy.client.positions import Position, Start
 from liftpy.client.producer import Producer
+from liftpy.client.retrying import RETRY_S, UNANSWERED
 from liftpy.core.base.ids import PartitionKey, check_name
 from liftpy.core.groups import commands
 from liftpy.core.groups.commands import partition_of
@@ -48,7 +49,6 @@ from liftpy.errors import (
     ConfigError,
     LiftError,
     NotFoundError,
-    OutcomeUnknownError,
     PublishRejectedError,
     UnavailableError,
 )
@@ -61,8 +61,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("liftpy.client")
 
-_AGAIN_S = 0.25
-"""Time between two attempts to commit, read or copy, in seconds."""
 _ANSWER_S = 2.0
 _COMMIT_S = 10.0
 _MIN_COMMIT_S = 0.1
@@ -567,7 +565,7 @@ class Group:
             await self._try_commit(machine, self._finished_ends)
         if time.monotonic() - self._last_check_s >= STREAMS_S:
             await self._refresh_streams(machine)
-        longest_s = _AGAIN_S if self._revoking and not self._unfinished_counts else 1.0
+        longest_s = RETRY_S if self._revoking and not self._unfinished_counts else 1.0
         return max(0.0, min(longest_s, self._commit_at_s - time.monotonic()))
 
     def _schedule_commit(self) -> None:
@@ -836,11 +834,11 @@ async def _next_slice(member: weakref.ref[Group], owned: _OwnedPartition) -> Bat
                     del group
                 assert owned.slices is not None
                 return await anext(owned.slices, None)
-            except (UnavailableError, OutcomeUnknownError) as error:  # a suspended process gets OutcomeUnknownError
+            except UNANSWERED as error:
                 if (group := member()) is not None:
                     group._note_unread(error)
                 group = None
-                await asyncio.sleep(_AGAIN_S)
+                await asyncio.sleep(RETRY_S)
             except NotFoundError:
                 if (group := member()) is not None:
                     group._check_streams_soon()
@@ -980,7 +978,7 @@ class _PartitionCopy:
                     if loop.time() >= refused_until and self._is_owner:
                         text = f"{home.target} has taken nothing of {self._key} for {home.patience_s:g} s: {error}"
                         raise PublishRejectedError(text, error.reason) from error
-                await asyncio.sleep(_AGAIN_S)
+                await asyncio.sleep(RETRY_S)
         finally:
             self.put_back()
             home.room.set()

@@ -2,13 +2,15 @@
 
 Each partition has its own Consumer, so its order and its checks are the same as for one partition. There is no order
 between partitions. The memory for read-ahead is limited over all partitions. New streams that match a pattern, and new
-partitions, join from their first record. An error of one partition ends the whole read.
+partitions, join from their first record. A deleted stream leaves, if a pattern selected it. Every other error of one
+partition ends the whole read.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from liftpy.client.client import Client
     from liftpy.client.stream_info import StreamInfo
     from liftpy.core.metadata.image import StreamImage
+
+logger = logging.getLogger("liftpy.client")
 
 MAX_PARTITIONS = 4096
 AHEAD_BYTES = 64 * 1024 * 1024
@@ -126,6 +130,7 @@ class ManyConsumer:
         filter_of(subjects, keys)  # an invalid argument is an error now, not later in a task
         self._client = client
         self._names = tuple(names)
+        self._exact = frozenset(name for name in self._names if not _WILD & set(name))
         self._selects = selects(self._names)
         self._start = resolve_start(start, datetime.now(UTC))
         self._until = checked_until(until)
@@ -134,6 +139,13 @@ class ManyConsumer:
         self._positions = dict(positions or {})
         self._readers: dict[Place, Consumer] = {}
         self._iterations: dict[Place, Iteration[BatchSlice]] = {}
+        self._missing: dict[Place, Position] = {}
+        """Positions of partitions that a node reported as deleted. The next list of the newest streams confirms the deletion.
+
+        If the stream is still there, its partition resumes at this position.
+        """
+        self._has_read = False
+        """True if a partition was read, also if all of them have left."""
         self._paused: set[Place] = set()
         self._next_check_s = 0.0
         self._refreshing: asyncio.Task[None] | None = None
@@ -236,24 +248,29 @@ class ManyConsumer:
 
     async def _list_partitions(self, now: float) -> None:
         first = not self._has_started  # also True if an earlier call has failed or was canceled
-        exact = {name for name in self._names if not _WILD & set(name)}
-        there = sorted(
-            (stream.name, p.partition)
-            for stream in await self._streams(newest=first)
+        unconfirmed = set(self._missing)
+        uids = {
+            (stream.name, p.partition): stream.uid
+            for stream in await self._streams(newest=first or bool(unconfirmed))
             if self._selects(stream.name)
             for p in stream.partitions
-        )
-        if first and (lacking := sorted(exact - {stream for stream, _ in there})):
+        }
+        if first and (lacking := sorted(self._exact - {stream for stream, _ in uids})):
             raise NotFoundError(f"No stream matches {', '.join(lacking)}. Check the names with `liftpy stream list`.")
-        new = [place for place in there if place not in self._readers]
+        # a partition that went missing during the wait needs a newer list
+        new = [
+            place for place in sorted(uids) if place not in self._readers and place not in self._missing.keys() - unconfirmed
+        ]
         if len(self._readers) + len(new) > MAX_PARTITIONS:
             raise ConfigError(
                 f"Too many partitions for one consumer: {len(self._readers) + len(new)}, the maximum is "
                 f"{MAX_PARTITIONS}. Divide them between several consumers."
             )
         ahead = max(AHEAD_BYTES // max(len(self._readers) + len(new), 1), LEAST_BYTES)
-        for place in new:
-            start = self._positions.get(place, self._start if first else "earliest")
+        starts = {place: self._start_of(place, uids[place], self._start if first else "earliest") for place in new}
+        for place in unconfirmed:
+            self._missing.pop(place, None)
+        for place, start in starts.items():
             if isinstance(start, Position):
                 self._returned_ends[place] = (start.offset, start.leader_epoch)
             self._readers[place] = self._client.consume(
@@ -269,12 +286,45 @@ class ManyConsumer:
         # resolve the start "new" now, not at the first read
         begun = await asyncio.gather(*(self._readers[place].begin() for place in new), return_exceptions=True)
         for place, result in zip(new, begun, strict=True):
-            if isinstance(result, NotFoundError) and place[0] not in exact:  # it was deleted after it was listed
-                del self._readers[place]
-                self._fetcher.remove(place)
+            if isinstance(result, NotFoundError) and place[0] not in self._exact:  # it was deleted after it was listed
+                start = starts[place]
+                self._stop(place, start if isinstance(start, Position) else None)
             elif isinstance(result, BaseException):
                 raise result
         self._has_started, self._next_check_s = True, now + CHECK_EVERY_S
+        self._has_read = self._has_read or bool(self._readers)
+
+    def _start_of(self, place: Place, uid: str, otherwise: Start) -> Start:
+        """Return where to start in a partition: its position from before, or else ``otherwise``. ``uid``: uid of its stream.
+
+        A position of a deleted stream does not apply to a stream that was created with the same name: a pattern reads it from its
+        first record. For a stream that was named, the position stays, and the read raises NotFoundError.
+        """
+        position = self._missing.get(place) or self._positions.get(place)
+        if position is None:
+            return otherwise
+        return position if position.uid == uid or place[0] in self._exact else "earliest"
+
+    def _stop(self, place: Place, position: Position | None) -> None:
+        """Stop reading a partition that a node reported as deleted. ``position``: where to resume if it is still there."""
+        self._readers.pop(place, None)
+        self._iterations.pop(place, None)
+        self._returned_ends.pop(place, None)
+        self._fetcher.remove(place)
+        if position is not None:
+            self._missing[place] = position
+
+    async def _take(self, place: Place) -> BatchSlice | None:
+        """Return the next slice of a partition. None: it has reached ``until``, or its stream was deleted and a pattern selected it."""
+        try:
+            return self._fetcher.take(place)
+        except NotFoundError as error:
+            if place[0] in self._exact:
+                raise
+            logger.info("%s/%d: %s The consumer continues with its other partitions.", *place, error)
+            reader = self._readers[place]
+            self._stop(place, await reader.position() if reader.bounds is not None else None)
+            return None
 
     async def _streams(self, *, newest: bool) -> Sequence[StreamImage | StreamInfo]:
         """Return all streams. ``newest``: as they are now. Otherwise the list may be old."""
@@ -318,11 +368,11 @@ class ManyConsumer:
                 self._fetcher.start()
                 place = next((place for place in self._fetcher.arrived if place not in self._paused), None)
                 if place is not None:
-                    piece = self._fetcher.take(place)
+                    piece = await self._take(place)
                     if piece is not None:
                         self._returned_ends[place] = (piece.last_offset + 1, piece.leader_epoch)
                         return ConsumedBatch(*place, piece)
-                elif self._readers and not self._fetcher.partitions:
+                elif self._has_read and self._until is not None and not self._fetcher.partitions:
                     return None
                 else:
                     await wait_for_event(self._fetcher.news, CHECK_EVERY_S)
@@ -389,7 +439,7 @@ class ManyConsumer:
             The positions by (stream, partition), for ``client.consume_many(positions=...)``.
         """
         await self._refresh_partitions()
-        positions = {}
+        positions = dict(self._missing)
         for place, reader in list(self._readers.items()):  # another task may find new partitions during a wait
             behind = await reader.position()
             ahead = self._fetcher.peek(place)
@@ -416,9 +466,15 @@ class ManyConsumer:
         """Return the number of committed offsets after the position, for each (stream, partition)."""
         await self._refresh_partitions()
         readers = dict(self._readers)  # another task may find new partitions during the wait
-        ends = await asyncio.gather(*map(_end_offset, readers.values()))
+        ends = await asyncio.gather(*map(_end_offset, readers.values()), return_exceptions=True)
         positions = await self.positions()
-        return {place: max(end - positions[place].offset, 0) for place, end in zip(readers, ends, strict=True)}
+        lags = {}
+        for place, end in zip(readers, ends, strict=True):
+            if isinstance(end, int):
+                lags[place] = max(end - positions[place].offset, 0)
+            elif not isinstance(end, NotFoundError) or place[0] in self._exact:
+                raise end
+        return lags
 
 
 async def _end_offset(reader: Consumer) -> int:

@@ -303,7 +303,7 @@ class PartitionSender:
         partition: int,
         address: Address,
         queue: PartitionQueue,
-        find: Callable[[], Awaitable[Address]],
+        find: Callable[[bool], Awaitable[Address]],
     ) -> None:
         self._transport = context.transport
         self._stream = context.stream
@@ -400,7 +400,7 @@ class PartitionSender:
             )
         if ack.ackError == _Ack.OK:
             return ack.producer
-        self.addressing.doubt()
+        self.addressing.doubt(is_wrong=ack.ackError == _Ack.WRONG_STREAM)
         if _REFUSALS.get(ack.ackError) is BatchRejection.AGAIN:
             raise UnavailableError(
                 f"{self._stream}/{self.partition} rejected the request for now: {ack.detail or ack.ackError}. Retry it later."
@@ -521,7 +521,7 @@ class PartitionSender:
             self._batch_acked(sequence, ack)
             return
         if ack.ackError == _Ack.WRONG_STREAM or not ack.streamUid:
-            self.addressing.doubt()
+            self.addressing.doubt(is_wrong=ack.ackError == _Ack.WRONG_STREAM)
         refusal = _REFUSALS.get(ack.ackError, BatchRejection.FINAL)
         after_s = ack.retryAfterMs / 1000 if ack.ackError == _Ack.QUOTA else 0.0
         self._batch_rejected(sequence, attempt, refusal, rejection(ack, "records"), now, ack.producer.nextSequence, after_s)

@@ -104,7 +104,7 @@ class Producer:
         addresses: Sequence[Address],
         options: ProducerOptions,
         partitioner: Partitioner,
-        find: Callable[[int], Awaitable[Address]],
+        find: Callable[[int, bool], Awaitable[Address]],
         source: SourcePosition | Round | None = None,
     ) -> None:
         self._round = source if isinstance(source, Round) else None

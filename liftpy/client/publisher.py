@@ -109,7 +109,7 @@ class Publisher:
         address: Address,
         options: PublishOptions,
         *,
-        find: Callable[[], Awaitable[Address]] | None = None,
+        find: Callable[[bool], Awaitable[Address]] | None = None,
     ) -> None:
         self._transport = transport
         self._stream = stream
@@ -559,8 +559,9 @@ class Publisher:
 
     def _refusal(self, number: int, waiting: InFlight, ack: _Ack, other: bool) -> None:
         refusal = rejection(ack, "message")
-        if other or not ack.streamUid:
-            self._addressing.doubt()
+        is_wrong = ack.ackError == _Ack.WRONG_STREAM
+        if other or is_wrong or not ack.streamUid:
+            self._addressing.doubt(is_wrong=is_wrong)
         if ack.ackError in NOT_STORED_NOW:
             if ack.ackError == _Ack.OVERLOADED and self._options.overload_patience_s:
                 self._leader_overloaded(self._loop.time())

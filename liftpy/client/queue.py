@@ -25,6 +25,7 @@ from liftpy.client.in_flight import now_ns as _now_ns
 from liftpy.client.job_acks import LostRange, Settlements, gaps, is_in, ranges_of, settlement
 from liftpy.client.positions import Bounds
 from liftpy.client.queue_log import QueueLog
+from liftpy.client.retrying import RETRY_S, UNANSWERED
 from liftpy.client.stream_info import StreamInfo
 from liftpy.core.base.ids import PartitionKey, check_name, check_published, is_utf8, quote
 from liftpy.core.groups import commands
@@ -336,7 +337,8 @@ class _QueuePartition:
 class Queue:
     """One worker of a work queue. Iterate over it to get jobs.
 
-    Create it with ``client.queue``. ``counters`` counts errors that the worker retried.
+    Create it with ``client.queue``. ``counters`` counts errors that the worker retried. An iteration waits without a time
+    limit while the coordinator does not answer. ``take`` raises UnavailableError after 10 seconds.
 
     Example:
         async with client.queue("jobs", "workers") as queue:
@@ -458,12 +460,18 @@ class Queue:
     async def __anext__(self) -> Job:
         """Return the next job. Wait until there is one.
 
+        If the coordinator or a leader does not answer, the worker retries until it does, as a member of a group does.
+
         Raises:
-            LiftError: Every error of ``take``.
+            LiftError: Every error of ``take``, except UnavailableError and OutcomeUnknownError.
         """
         while not self._closed:
-            for job in self._handed_on(1) or await self.take(1):
-                return job
+            try:
+                for job in self._handed_on(1) or await self.take(1):
+                    return job
+            except UNANSWERED as error:
+                logger.debug("queue %s: %s; retrying in %g s", self.name, error, RETRY_S)
+                await asyncio.sleep(RETRY_S)
         raise StopAsyncIteration
 
     async def take(self, max_records: int = 64, timeout_s: float = 5.0) -> list[Job]:

@@ -17,6 +17,10 @@ from liftpy.nats.transport import RequestTimeoutError
 _T = TypeVar("_T")
 FIRST_WAIT_S = 0.02
 LONGEST_WAIT_S = 0.5
+RETRY_S = 0.25
+"""Time between two attempts of an iteration over a group or a queue, in seconds. The iteration retries without a limit."""
+UNANSWERED = (UnavailableError, OutcomeUnknownError)
+"""Errors after which such an iteration retries. A process that was suspended gets OutcomeUnknownError."""
 
 
 def retry_attempts(patience_s: float, *, reads: bool = False) -> AsyncRetrying:

@@ -371,8 +371,10 @@ class Services:
         place, left_s = await look_up(partial(self._partition_of, stream, partition, key), stream, timeout_s)
         check_partition(place)
 
-        async def find(refresh: bool) -> Address:
-            return await self._streams.address(stream, place, refresh=refresh)
+        async def find(refresh: bool, newest: bool) -> Address:
+            if refresh:
+                return await self._streams.current_address(stream, place, newest)
+            return await self._streams.address(stream, place)
 
         own_key = None if key is None else bytes(key)
         sent = Command(service, stream, place, bytes(command), own_key, pairs, message_id)
@@ -422,7 +424,7 @@ def _only_partition(stream: StreamImage) -> int:
 # ---- commands ------------------------------------------------------------------------------------------------------
 async def send_command(
     transport: Transport,
-    find: Callable[[bool], Awaitable[Address]],
+    find: Callable[[bool, bool], Awaitable[Address]],
     command: Command,
     timeout_s: float,
     left_s: float | None = None,
@@ -431,14 +433,14 @@ async def send_command(
 
     Args:
         transport: Connection to NATS.
-        find: Returns the address of the stream. Its argument True skips the cache.
+        find: Returns the address of the stream. Arguments: True to skip the cache, and True to ask the metadata leader.
         command: The command.
         timeout_s: Time limit in seconds.
         left_s: Rest of ``timeout_s``. Default None: all of it.
     """
     message_id = command.message_id or secrets.token_hex(16)
     until, address = _Deadline(timeout_s if left_s is None else left_s), None
-    maybe_stored = doubtful = False
+    maybe_stored = doubtful = is_wrong = False
     async with contextlib.AsyncExitStack() as stack:
         answering: Answering | None = None
         async for attempt in retry_attempts(until.timeout_s):
@@ -446,11 +448,14 @@ async def send_command(
                 attempt_s = until.attempt_s(_COMMAND_ATTEMPT_S)
                 try:
                     if address is None:
-                        found, _ = await look_up(partial(find, False), command.stream, attempt_s)
+                        found, _ = await look_up(partial(find, False, False), command.stream, attempt_s)
                         address = found
                     elif doubtful:
                         with contextlib.suppress(UnavailableError, OutcomeUnknownError, TimeoutError):  # no answer
-                            address = await asyncio.wait_for(find(True), attempt_s)
+                            found = await asyncio.wait_for(find(True, False), attempt_s)
+                            if is_wrong and found == address:  # the answering controller is behind
+                                found = await asyncio.wait_for(find(True, True), attempt_s)
+                            address = found
                     if answering is None:  # one inbox for all attempts, because the answer to an earlier attempt counts
                         answering = await stack.enter_async_context(transport.expect_answer(address.subject, attempt_s))
                     return await _send_once(transport, address, command, message_id, attempt_s, answering, timeout_s)
@@ -458,7 +463,8 @@ async def send_command(
                     maybe_stored = doubtful = True
                     raise
                 except (UnavailableError, PublishRejectedError, NotAllowedError) as error:
-                    doubtful = isinstance(error, MisaddressedError | NoRespondersError)
+                    is_wrong = isinstance(error, MisaddressedError)
+                    doubtful = is_wrong or isinstance(error, NoRespondersError)
                     if maybe_stored:  # this rejection says nothing about an earlier attempt
                         text = f"{error} An earlier attempt may have been stored."
                         raise OutcomeUnknownError(text, message_id) from None

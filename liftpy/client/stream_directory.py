@@ -92,7 +92,8 @@ class StreamDirectory:
     async def cached_stream(self, stream: str, partition: int, *, refresh: bool = False) -> StreamImage:
         """Return the stream from the cache.
 
-        Request it if it is not cached, if it lacks this partition, or if ``refresh`` is True.
+        Request it if it is not cached, if it lacks this partition, or if ``refresh`` is True. If the answering controller does not
+        know the partition, the metadata leader is asked.
         """
         known = self.cached.get(stream)
         if refresh or known is None or partition >= len(known.partitions):
@@ -105,7 +106,8 @@ class StreamDirectory:
         The controller that answers first may be behind. The result may still lack the partition.
         """
         image = await self.current_stream(stream)
-        return await self.newest_stream(stream) if partition >= len(image.partitions) else image
+        is_missing = partition >= len(image.partitions) and not image.waiting
+        return await self.newest_stream(stream) if is_missing else image
 
     async def current_stream(self, stream: str) -> StreamImage:
         """Request the stream from the metadata group and return it.
@@ -132,9 +134,18 @@ class StreamDirectory:
         self.cached[stream] = image
         return image
 
-    async def address(self, stream: str, partition: int, *, refresh: bool = False) -> Address:
-        """Return the address to publish to. ``refresh``: True to skip the cached description of the stream."""
-        return address_of(await self.cached_stream(stream, partition, refresh=refresh), partition)
+    async def address(self, stream: str, partition: int, *, refresh: bool = False, subject: str = "") -> Address:
+        """Return the address to publish to.
+
+        ``refresh``: True to skip the cached description of the stream. ``subject``: replaces the subject of the stream if not ''.
+        """
+        return address_of(await self.cached_stream(stream, partition, refresh=refresh), partition, subject)
+
+    async def current_address(self, stream: str, partition: int, newest: bool, *, subject: str = "") -> Address:
+        """Request the address to publish to. ``newest``: True to ask the metadata leader. ``subject``: as in ``address``."""
+        if newest:
+            return address_of(await self.newest_stream(stream), partition, subject)
+        return await self.address(stream, partition, refresh=True, subject=subject)
 
     def reader(self, stream: str, partition: int, options: ReadOptions | None = None) -> PartitionReader:
         check_name(stream, "stream")
@@ -165,15 +176,15 @@ class StreamDirectory:
         """
         name, chosen = name_for(id, source if isinstance(source, Source) else None), options or ProducerOptions()
 
-        async def find(partition: int) -> Address:
-            return address_of(await self.stream_with_partition(stream, partition), partition)
+        async def find(partition: int, newest: bool) -> Address:
+            return await self.current_address(stream, partition, newest)
 
         async def opened_on(known: StreamImage) -> Producer:
             check_answers(known)
             addresses = [address_of(known, number) for number in range(max(len(known.partitions), 1))]
             position: SourcePosition | Round | None
             if isinstance(source, Source):
-                position = source.position_in(await self.current_stream(check_name(source.stream, "stream")))
+                position = source.position_in(await self.newest_stream(source.stream))
             else:
                 position = source
             transport = self.requests.transport
@@ -184,7 +195,7 @@ class StreamDirectory:
         async def opened() -> Producer:
             name = check_published(stream)
             if source is None and chosen.begin != "repeat":
-                return await opened_on(await self.current_stream(name))
+                return await opened_on(await self.newest_stream(name))
             return await opened_on(await self.complete_stream(name, chosen.patience_s))
 
         return AwaitableContext(opened())

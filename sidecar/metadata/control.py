@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -27,7 +28,14 @@ from liftpy.core.metadata.controller.admission import (
 )
 from liftpy.core.metadata.controller.requests import may_be_logged
 from liftpy.core.metadata.describe import cut_stream, page_bytes
-from liftpy.core.metadata.idempotency import ATTEMPT_NS, OPERATION_ID_SIZE_BYTES, ForwardedRequest, error_response
+from liftpy.core.metadata.idempotency import (
+    ATTEMPT_NS,
+    OPERATION_ID_SIZE_BYTES,
+    PAUSE_NS,
+    ForwardedRequest,
+    RetryPauses,
+    error_response,
+)
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.decode_errors import REFUSED
@@ -277,6 +285,7 @@ class Forwarder:
         self._sent: dict[bytes, Answered] = {}
         """Operation id of an unanswered heartbeat -> callback for its answer, oldest first."""
         self._guard = RequestGuard("heartbeat answer", self.counters)
+        self._pauses = RetryPauses()
         self._leadership = ("", 0)
         self._changed = asyncio.Event()
 
@@ -288,6 +297,7 @@ class Forwarder:
         """
         if node_id and (node_id, term) != self._leadership:
             self._leadership = (node_id, term)
+            self._pauses.answered()
             self._changed.set()
             self._changed = asyncio.Event()
 
@@ -336,9 +346,22 @@ class Forwarder:
                 way.response_received(response)
             else:
                 await self._ask(way, min(left_ns, ATTEMPT_NS) / NS_PER_S)
-            if not way.decided:
-                await asyncio.sleep(way.pause_ns(clock.now_ns()) / NS_PER_S)
+            if way.decided:
+                self._pauses.answered()
+            else:
+                await self._pause(way)
         return way.response
+
+    async def _pause(self, way: ForwardedRequest) -> None:
+        """Wait until the next attempt of a request. The wait ends early if this controller learns of a new leader."""
+        now_ns = clock.now_ns()
+        pause_ns = min(self._pauses.next_ns(now_ns, random.random), way.remaining_ns(now_ns))
+        if pause_ns <= PAUSE_NS:
+            await asyncio.sleep(pause_ns / NS_PER_S)
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause_ns / NS_PER_S):
+                await self._changed.wait()
 
     async def _ask(self, way: ForwardedRequest, timeout_s: float) -> None:
         asking = start_attended(self._connection.request(self._subject, frames.seal(way.request), timeout=timeout_s))

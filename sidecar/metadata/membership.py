@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import random
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -28,7 +29,7 @@ from liftpy.config import NS_PER_S, ReplicationConfig, SessionTimes
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.metadata.data_deletion import continues
 from liftpy.core.metadata.features import DAMAGED_LOGS, SUPPORTED_LEVELS
-from liftpy.core.metadata.idempotency import PAUSE_NS, UNDECIDED
+from liftpy.core.metadata.idempotency import UNDECIDED, RetryPauses
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.node_identity import (
     DEFAULT_WAIT_S,
@@ -95,6 +96,7 @@ class Heartbeats:
         """Time of the last Raft tick."""
         self._leader = ""
         """Metadata leader to which it was sent."""
+        self._pauses = RetryPauses()
 
     async def run(self) -> None:
         """Send heartbeats until the call is canceled."""
@@ -120,6 +122,8 @@ class Heartbeats:
         leader = self._role.current.leader
         is_new = bool(leader) and leader != self._leader
         self._ticked_s = time.monotonic()
+        if is_new:
+            self._pauses.answered()
         if is_new or self._ticked_s - self._sent_s >= _EARLY_SHARE * self.pace.every_s:
             self._one_beat(self.pace.every_s * _WAIT_FOR_TICK)
 
@@ -141,8 +145,9 @@ class Heartbeats:
 
     def _response_arrived(self, sent_ns: int, response: pb.ControlResponse) -> None:
         if response.error in UNDECIDED:
-            self._set_timer(PAUSE_NS / NS_PER_S)
+            self._set_timer(min(self._pauses.next_ns(clock.now_ns(), random.random) / NS_PER_S, self.pace.every_s))
             return
+        self._pauses.answered()
         self._is_loop_check_pending = True
         with contextlib.suppress(RuntimeError):  # the node's loop has ended
             self._home.call_soon_threadsafe(self._process_answer, sent_ns, response)

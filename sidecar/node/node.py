@@ -42,6 +42,7 @@ from liftpy.core.publish.memory_budget import (
 from liftpy.core.publish.standby import NodeStandbyMemory
 from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.wire.subjects import InboxRule, Subjects
+from liftpy.errors import NoSpaceError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.credentials import Credentials
 from liftpy.nats.request_guard import RequestGuard
@@ -646,7 +647,13 @@ class Node(RunningNode):
             repairs=self._repairs,
         )
         if self._identity is not None and self.partitions is not None and self.was_clean:
-            self._identity.end_cleanly({**self.partitions.log_ends, **self._workers.log_ends})
+            try:
+                self._identity.end_cleanly({**self.partitions.log_ends, **self._workers.log_ends})
+            except Exception as error:
+                self.was_clean = False
+                if isinstance(error, NoSpaceError) and self.all_flushed:  # the removal of a mark needs no space
+                    self._identity.end_flushed()
+                raise
         elif self._identity is not None and self.all_flushed and (self._failure is None or momentary(self._failure)):
             self._identity.end_flushed()
 

@@ -627,7 +627,7 @@ class PartitionWorker(PartitionShell):
         return await loop.run_in_executor(pool, self._close, healthy, delete, store_state)
 
     def flush_full_log(self) -> None:
-        """Flush the log that a full disk has stopped."""
+        """Flush the log that a full disk has stopped, or whose checkpoint could not be stored."""
         try:
             self.has_flushed_all = self.log.flush_before_close()
         except (LiftError, OSError) as error:
@@ -648,6 +648,8 @@ class PartitionWorker(PartitionShell):
                 self.has_flushed_all = True
         except (LiftError, OSError) as error:
             logger.error("log not closed partition=%s error=%s: continuing", self.key, error)
+            if healthy and not delete:  # a full disk may have no room for the checkpoint of a log that is complete
+                self.flush_full_log()
             return False
         return healthy
 

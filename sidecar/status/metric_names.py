@@ -144,9 +144,9 @@ group_lag_unknown: Number of group positions whose partition end is not known, s
 coordinator_state_bytes: Approximate memory of the coordinators on this node, in bytes.
 coordinator_state_limit_bytes [largest]: Memory limit of one coordinator, in bytes. Beyond it, new groups, members, positions and
     queues are rejected.
-open_files: Number of open file descriptors of this process.
-open_files_limit: Limit of open file descriptors of this process.
-open_maps: Number of sealed segments that this process has mapped.
+open_files: Number of open file descriptors, summed over the processes of this node.
+open_files_limit: Limit of open file descriptors, summed over the processes of this node.
+open_maps: Number of mapped sealed segments, summed over the processes of this node.
 partition_budget [first]: Number of replicas that the limit of open files allows on this node.
 """
 
@@ -199,8 +199,8 @@ nats_messages_total{direction}: Messages over all data connections to NATS, by d
 nats_bytes_total{direction}: Bytes over all data connections to NATS, by direction.
 nats_errors_total{kind}: Errors and dropped messages on the data connections to NATS, by kind.
 frames_rejected_total{reason}: Protocol messages that this node rejected, by reason.
-log_messages_total{level}: Log lines of this process, by level.
-log_suppressed_total: Log lines that this process left out because of too many similar lines.
+log_messages_total{level}: Log lines of all processes of this node, by level.
+log_suppressed_total: Log lines that the processes of this node left out because of too many similar lines.
 trace_spans_dropped_total: Trace spans that were dropped: over the budget, over the queue limit, or rejected by the collector.
 incidents_total{kind}: Rare events on this node, by kind. The kinds are listed in docs/metrics.md.
 """

@@ -822,7 +822,7 @@ class Log:
         self.closed, self.is_full = self.closed or "closed", False
 
     def flush_before_close(self) -> bool:
-        """Flush all records of a log that has failed because of a full disk. Return True if all of them are on the disk.
+        """Flush all records of a log without a checkpoint, because the disk is full. Return True if all of them are on the disk.
 
         Call it when nothing more is appended. The log stays closed. False: a flush failed, now or before. Then the kernel may have
         dropped data, and a later flush does not show it [S4].

@@ -10,7 +10,7 @@ the window nor keeps it forever.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from immutables import Map
@@ -29,7 +29,11 @@ _EVICT_AT_ONCE = 16
 ATTEMPT_NS = NS_PER_S
 """Maximum time of one attempt over NATS, in nanoseconds."""
 PAUSE_NS = NS_PER_S // 20
-"""Pause between two attempts, in nanoseconds."""
+"""Shortest pause between two attempts, in nanoseconds."""
+MAX_PAUSE_NS = NS_PER_S // 2
+"""Longest pause between two attempts, in nanoseconds."""
+_OUTAGE_SHARE = 20
+_JITTER = 0.25
 UNDECIDED = (pb.ControlResponse.UNAVAILABLE, pb.ControlResponse.OUTCOME_UNKNOWN, pb.ControlResponse.NOT_METADATA_LEADER)
 """Errors after which the sender repeats a request."""
 
@@ -123,6 +127,32 @@ def error_response(request: pb.ControlRequest, error: pb.ControlResponse.Error, 
     return pb.ControlResponse(operationId=request.operationId[:OPERATION_ID_SIZE_BYTES], error=error, detail=detail)
 
 
+class RetryPauses:
+    """Pauses between the attempts of a node to reach the metadata leader. Pure.
+
+    A pause is 5 % of the time since the first attempt that failed, from ``PAUSE_NS`` to ``MAX_PAUSE_NS``, less up to a quarter at
+    random. So a node reaches a new leader soon after a short failover, and sends few requests while there is none for long.
+    """
+
+    def __init__(self) -> None:
+        self._failed_ns: int | None = None
+        """Time of the first failed attempt since the last answer. None: the last attempt was answered."""
+
+    def answered(self) -> None:
+        """Note that a metadata leader has answered, or that there is a new one. The next pause is the shortest one."""
+        self._failed_ns = None
+
+    def next_ns(self, now_ns: int, draw: Callable[[], float]) -> int:
+        """Return the pause after an attempt that failed at ``now_ns``, in nanoseconds.
+
+        ``draw``: returns a random number from 0 to 1. The shortest pause needs none.
+        """
+        if self._failed_ns is None:
+            self._failed_ns = now_ns
+        pause_ns = min(max((now_ns - self._failed_ns) // _OUTAGE_SHARE, PAUSE_NS), MAX_PAUSE_NS)
+        return pause_ns if pause_ns == PAUSE_NS else pause_ns - round(pause_ns * _JITTER * draw())
+
+
 class ForwardedRequest:
     """One request that is forwarded to the metadata leader, in several attempts if needed.
 
@@ -138,9 +168,6 @@ class ForwardedRequest:
 
     def remaining_ns(self, now_ns: int) -> int:
         return max(self._deadline_ns - now_ns, 0)
-
-    def pause_ns(self, now_ns: int) -> int:
-        return min(PAUSE_NS, self.remaining_ns(now_ns))
 
     def response_received(self, response: pb.ControlResponse) -> bool:
         """Process the response to an attempt. Return whether it is the final decision."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from liftpy.core.metadata.idempotency import ATTEMPT_NS, ForwardedRequest
+from liftpy.core.metadata.idempotency import ATTEMPT_NS, PAUSE_NS, ForwardedRequest
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 if TYPE_CHECKING:
@@ -97,4 +97,5 @@ class Asking:
         if self._way.decided:
             self._done(self._way.response)
             return
-        self._run.later(max(self._way.pause_ns(self._run.now_ns()), 1), lambda: self._door(self._begin))
+        pause_ns = min(PAUSE_NS, self._way.remaining_ns(self._run.now_ns()))
+        self._run.later(max(pause_ns, 1), lambda: self._door(self._begin))

@@ -122,7 +122,7 @@ class Wire:
 async def a_producer(
     wire: Wire, name: str = "p", partitioner: Partitioner = "key", find: Any = None, uid: str = "u1", **options: Any
 ) -> Producer:
-    async def found(partition: int) -> Address:
+    async def found(partition: int, newest: bool) -> Address:
         return Address(f"ev.{partition}", uid)
 
     addresses = [Address(f"ev.{partition}", uid) for partition in range(len(wire.nodes))]

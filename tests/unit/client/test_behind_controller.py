@@ -10,12 +10,14 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from liftpy.client import Client, GroupOptions, QueueOptions
+from liftpy.client import Client, GroupOptions, ProducerOptions, PublishOptions, QueueOptions
 from liftpy.client.metadata_requests import ClusterState, MetadataRequests
 from liftpy.client.stream_directory import StreamDirectory
 from liftpy.core.metadata.image import StreamImage
+from liftpy.core.wire.batch import Record
 from liftpy.errors import NotFoundError
 from liftpy.nats.transport import NoRespondersError
+from liftpy.service import Service
 from liftpy.testing.memory import MemoryCluster, memory_cluster
 from sidecar.node.jetstream_reads import StatelessReads
 
@@ -159,6 +161,65 @@ async def test_client_finds_a_partition_that_another_client_just_added(
         else:
             reads = StatelessReads(other, "liftpy")
             assert [answer.payload async for answer in reads.answer("DIRECT.GET.orders:1", b'{"seq": 1}')] == [b"old"]
+
+
+@pytest.fixture
+async def stale_client(client: Client, behind: Behind) -> Client:
+    """Return a client whose controller knows ``orders`` as it was before it was deleted and created again with two partitions."""
+    await behind()
+    await client.admin.delete_stream("orders")
+    await client.create_stream("orders", "orders", partitions=2)
+    return Client(client.transport, client._streams.requests.subjects, owns_connection=False)
+
+
+async def _publish(client: Client, partition: int) -> None:
+    await client.publish("orders", b"new", partition=partition, timeout_s=8)
+
+
+async def _send(client: Client, partition: int) -> None:
+    async with client.publisher("orders", partition, options=PublishOptions(patience_s=8)) as publisher:
+        await (await publisher.send(b"new"))
+
+
+async def _produce(client: Client, partition: int) -> None:
+    async with client.producer("orders", options=ProducerOptions(patience_s=8)) as producer:
+        await (await producer.send(b"new", partition=partition))
+
+
+@pytest.mark.parametrize("partition", [0, 1], ids=["known partition", "new partition"])
+@pytest.mark.parametrize("publish", [_publish, _send, _produce])
+async def test_client_publishes_to_a_recreated_stream(
+    stale_client: Client, publish: Callable[[Client, int], Awaitable[None]], partition: int
+) -> None:
+    async with asyncio.timeout(20):
+        await publish(stale_client, partition)
+        assert [record.value async for record in stale_client.consume("orders", partition, until="end")] == [b"new"]
+
+
+class _Echo(Service):
+    def on_record(self, record: Record) -> None:
+        self.reply(record, record.value or b"")
+
+
+async def test_client_sends_a_service_command_to_a_recreated_stream(cluster: MemoryCluster, stale_client: Client) -> None:
+    await asyncio.to_thread(cluster.serve, _Echo, "echo", "orders")
+    async with asyncio.timeout(20):
+        assert (await stale_client.services.call("echo", "orders", b"new", partition=0, timeout_s=8)).value == b"new"
+
+
+async def test_producer_continues_although_a_controller_names_an_older_stream(
+    cluster: MemoryCluster, client: Client, behind: Behind
+) -> None:
+    await behind()
+    await client.admin.delete_stream("orders")
+    await client.create_stream("orders", "orders", replicas=1)
+    async with client.producer("orders") as producer, asyncio.timeout(30):
+        assert (await (await producer.send(b"first"))).offset == 0
+        node = await asyncio.to_thread(cluster.kill_leader, "orders")
+        second = await producer.send(b"second")
+        await asyncio.sleep(1.0)  # the client finds no leader, and asks for the address
+        await asyncio.to_thread(cluster.start, node)
+        assert (await second).offset == 1
 
 
 async def test_cursor_of_a_recreated_stream_commits_and_reads(client: Client, behind: Behind) -> None:

@@ -49,7 +49,7 @@ class Streams:
 
     async def list_streams(self, *, internal: bool) -> list[Any]:
         assert internal
-        return [SimpleNamespace(name=name, partitions=[SimpleNamespace(partition=number)]) for name, number in self.nodes]
+        return [SimpleNamespace(name=name, uid="u1", partitions=[SimpleNamespace(partition=n)]) for name, n in self.nodes]
 
     async def newest_streams(self) -> list[Any]:
         return await self.list_streams(internal=True)
@@ -111,6 +111,91 @@ async def test_consume_many_reads_a_new_stream_from_its_first_record(monkeypatch
             seen[taken.stream, taken.partition] = seen.get((taken.stream, taken.partition), 0) + taken.slice.record_count
     assert seen == {("orders", 0): 1, ("new-1", 0): 20}
     assert [(place, start) for place, start, _ in streams.begun] == [(("orders", 0), "new"), (("new-1", 0), "earliest")]
+
+
+async def _value(many: ManyConsumer) -> bytes | None:
+    return (await anext(aiter(many))).record.value
+
+
+async def test_consume_many_continues_without_a_deleted_stream_of_a_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHECK_EVERY_S", 0.05)
+    async with memory_cluster() as cluster, cluster.client() as client, asyncio.timeout(60):
+        for name in ("pay-1", "pay-2"):
+            await client.create_stream(name, name)
+            await client.publish(name, b"old")
+        async with client.consume_many("pay-*") as many:
+            assert [await _value(many) for _ in range(2)] == [b"old", b"old"]
+            await client.admin.delete_stream("pay-1")
+            coming = asyncio.create_task(_value(many))
+            await until(lambda: many.places == [("pay-2", 0)])
+            await client.publish("pay-2", b"next")
+            assert await coming == b"next"
+            assert set(await many.lag()) == {("pay-2", 0)}
+            await client.create_stream("pay-1", "pay-1")
+            await client.publish("pay-1", b"created again")
+            assert await _value(many) == b"created again"
+            assert {place: at.offset for place, at in (await many.positions()).items()} == {("pay-1", 0): 1, ("pay-2", 0): 2}
+
+
+async def test_consume_many_raises_not_found_error_when_a_named_stream_is_deleted() -> None:
+    async with memory_cluster() as cluster, cluster.client() as client, asyncio.timeout(60):
+        for name in ("pay-1", "pay-2"):
+            await client.create_stream(name, name)
+        async with client.consume_many("pay-1", "pay-*") as many:
+            await client.admin.delete_stream("pay-1")
+            with pytest.raises(NotFoundError):
+                await anext(aiter(many))
+
+
+async def test_consume_many_with_until_ends_when_all_streams_of_a_pattern_are_deleted() -> None:
+    async with memory_cluster() as cluster, cluster.client() as client, asyncio.timeout(60):
+        await client.create_stream("pay-1", "pay-1")
+        await client.publish("pay-1", b"first")
+        async with client.consume_many("pay-*", until=1000) as many:
+            assert await _value(many) == b"first"
+            await client.admin.delete_stream("pay-1")
+            assert [record async for record in many] == []
+            assert many.places == []
+
+
+async def test_consume_many_reads_a_stream_created_again_since_the_stored_position_from_its_first_record() -> None:
+    async with memory_cluster() as cluster, cluster.client() as client, asyncio.timeout(60):
+        await client.create_stream("pay-1", "pay-1")
+        await client.publish("pay-1", b"old")
+        async with client.consume_many("pay-*", until="end") as many:
+            assert await _value(many) == b"old"
+            stored = positions_from(await many.positions_text())
+        await client.admin.delete_stream("pay-1")
+        await client.create_stream("pay-1", "pay-1")
+        await client.publish("pay-1", b"new 0")
+        await client.publish("pay-1", b"new 1")
+        async with client.consume_many("pay-*", positions=stored) as many:
+            assert [await _value(many) for _ in range(2)] == [b"new 0", b"new 1"]
+        with pytest.raises(NotFoundError):
+            async with client.consume_many("pay-1", positions=stored):
+                pass
+
+
+async def test_consume_many_resumes_at_its_position_if_a_reported_deletion_was_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHECK_EVERY_S", 0.02)
+    streams = Streams(orders=1)
+    node = streams.nodes["orders", 0]
+    answer = node.request
+
+    async def wrong(*_: Any) -> bytes:
+        monkeypatch.setattr(node, "request", answer)
+        raise NotFoundError("The stream does not exist.")
+
+    async with streams.many("orders*", until=None) as many, asyncio.timeout(20):
+        seen = [(await anext(aiter(many))).record.offset for _ in range(20)]
+        monkeypatch.setattr(node, "request", wrong)
+        coming = asyncio.create_task(many.next_record())
+        await until(lambda: node.request == answer)
+        node.append(b"next")
+        record = await coming
+        assert record is not None
+        assert [*seen, record.record.offset] == list(range(21))
+        assert (await many.positions())["orders", 0].offset == 21
 
 
 async def test_consume_many_with_short_timeouts_reads_on_during_a_slow_stream_lookup(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ _Ack = client_pb2.Ack
 async def test_producer_open_rejected_as_overloaded_is_retried_after_a_lookup() -> None:
     wire, found = Wire(), list[int]()
 
-    async def find(partition: int) -> Address:
+    async def find(partition: int, newest: bool) -> Address:
         found.append(partition)
         return Address("ev.0", "u1")
 

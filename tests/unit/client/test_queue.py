@@ -30,6 +30,7 @@ from liftpy.errors import (
     UnavailableError,
 )
 from liftpy.testing.memory import memory_cluster
+from tests.until import until
 
 SHORT = QueueOptions(ack_wait_s=0.2)
 
@@ -603,6 +604,39 @@ async def test_queue_ack_after_a_change_of_leader_sends_no_second_command(monkey
             await queue.ack(jobs)
             assert said[3:] == [["take"], ["take"], ["settle", "take"]]
             assert queue.counters["lost"] == 0
+
+
+async def _never_answer(*_: Any) -> Any:
+    raise OutcomeUnknownError("no answer")
+
+
+@pytest.mark.parametrize("fault", ["no nodes", "silent coordinator"])
+async def test_queue_iteration_waits_for_a_coordinator_longer_than_one_take(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_COMMAND_S", 0.2)
+    options = QueueOptions(read=ReadOptions(patience_s=0.2))
+    async with memory_cluster() as cluster, cluster.client() as client, asyncio.timeout(60):
+        await asyncio.to_thread(cluster.serve_groups)
+        await client.create_stream("jobs", "jobs")
+        await fill(client, 2)
+        async with client.queue("jobs", "w", options=options) as queue:
+            jobs = aiter(queue)
+            await (await anext(jobs)).ack()
+            with monkeypatch.context() as patched:
+                if fault == "no nodes":
+                    for node in cluster.nodes:
+                        await asyncio.to_thread(cluster.kill, node)
+                else:
+                    patched.setattr(module, "ask_coordinator", _never_answer)
+                with pytest.raises((UnavailableError, OutcomeUnknownError)):
+                    await queue.take(1)
+                waiting = asyncio.create_task(anext(jobs))
+                failed = queue.counters["not brought"]
+                await until(lambda: queue.counters["not brought"] >= failed + 3)
+                assert not waiting.done()
+            await asyncio.to_thread(cluster.heal)
+            assert numbers([await waiting]) == [1]
 
 
 async def test_queue_take_with_an_infinite_timeout_returns_the_first_record(client: Client) -> None:

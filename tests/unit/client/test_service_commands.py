@@ -67,7 +67,7 @@ class Wire:
             if said is not None:
                 self.waiting[name].set_result(said)
 
-    async def found(self, anew: bool) -> Address:
+    async def found(self, anew: bool, newest: bool) -> Address:
         self.found_anew.append(anew)
         return Address("shop.commands", f"u{len(self.found_anew)}")
 
@@ -162,8 +162,8 @@ async def test_service_command_rejected_by_a_follower_is_resent_to_the_same_addr
     wire = Wire((ack(ackError=_Ack.NOT_LEADER), None), (ack(ackError=_Ack.WRONG_STREAM), None), (ack(), reply()))
     real = wire.found
 
-    async def found(anew: bool) -> Address:
-        address = await real(anew)
+    async def found(anew: bool, newest: bool) -> Address:
+        address = await real(anew, newest)
         if anew:
             raise UnavailableError("no metadata group")
         return address
@@ -208,7 +208,7 @@ async def test_service_command_without_an_answer_raises_with_the_message_id_of_a
 async def test_service_command_to_a_missing_stream_raises_not_found_and_sends_nothing() -> None:
     wire = Wire()
 
-    async def find(anew: bool) -> Address:
+    async def find(anew: bool, newest: bool) -> Address:
         raise NotFoundError("no stream")
 
     transport: Any = wire

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
@@ -771,3 +772,31 @@ async def script_node_that_is_no_controller_misses_one_message(s: Stage) -> None
         s.expect(len(lost), 1, "lost messages")
         s.expect(len(s.subjects("liftpy.feed.snapshot", since)), 1, "requests for the change")
         s.expect(s.now_s - began_s < 1.5, True, f"n4 knows the change after {s.now_s - began_s:.1f} s")
+
+
+@script(nodes=5)
+async def script_nodes_without_a_majority_of_controllers_send_few_requests(s: Stage) -> None:
+    """Given no majority of controllers, nodes send few control requests. When there is a leader again, they work within 1 s."""
+    names = ["n3", "n4"]  # a controller, and a node that follows the feed
+    for name in names:
+        await s.create(f"orders-{name}", leader=name)
+    s["n1"].kill()
+    s["n2"].kill()
+    await asyncio.sleep(20)
+    since, duration_s = len(s.messages), 20
+    await asyncio.sleep(duration_s)
+    sent = Counter(s.subjects("liftpy.control.node.", since))
+    s.expect(len(sent), 3, f"nodes that send requests {sent}")
+    s.expect(max(sent.values()) <= 10 * duration_s, True, f"at most 10 requests per second and node, {sent}")
+    s.forget_log()
+    s["n1"].start()
+    leads = lambda: any(s.count_log(node, "metadata.leadership_gained") for node in s.names)  # noqa: E731
+    await s.becomes(leads, within_s=5, what="a metadata leader")
+    began_s = s.now_s
+    for name in names:
+        await s.publish(f"orders-{name}", 1)
+    s.expect(s.now_s - began_s < 1, True, f"acks after {s.now_s - began_s:.2f} s")
+    await s.becomes(lambda: s["n1"].is_ready, within_s=5, what="n1 is ready")
+    fenced = {event["node"] for event in await s.events() if event["kind"] == "node_fenced"}
+    s.expect(fenced <= {"n1", "n2"}, True, f"only stopped nodes lose their session: {fenced}")
+    await s.start("n2")

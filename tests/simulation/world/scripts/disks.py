@@ -6,7 +6,9 @@ import asyncio
 import errno
 import os
 import shutil
+from functools import partial
 
+from liftpy.config import FlushPolicy
 from liftpy.core.log.small_files import CHECKPOINT_NAME, decode_checkpoint
 from liftpy.core.wire.batch import split_batches
 from liftpy.errors import PublishRejectedError
@@ -511,3 +513,40 @@ async def script_disk_of_one_node_is_much_slower_than_the_others(s: Stage) -> No
     s.expect(s.now_s - began_s < 0.2, True, "commits without the slow replica")
     await s.shows(lambda: s.isr("orders"), s.names, within_s=30)
     s.expect(await s.metric("n2", "replicas_with_slow_disks"), 0, "slow disks after a time without slow flushes")
+
+
+@script(nodes=4, hw_checkpoint_interval_s=1.0)
+async def script_node_with_a_full_disk_stops_after_it_has_flushed_everything(s: Stage) -> None:
+    """Given streams with a flush interval, when a node with a full disk stops, it flushes all records, and its next start knows this.
+
+    The disk has no room for checkpoints and for the clean-stop marker.
+    """
+    streams = ["orders0", "orders1"]
+    for stream in streams:
+        await s.create(stream, leader="n2", replicas=4, flush=FlushPolicy.parse("interval:1s"))
+        await s.publish(stream, 3)
+    # a follower with nothing to store but the marker, a follower with new records, and a leader that is a controller
+    for name, restarts in (("n4", True), ("n4", False), ("n2", False)):
+        if restarts:
+            await s.stop(name)
+            await s.start(name)
+            await asyncio.sleep(5)
+        else:
+            for stream in streams:
+                await s.publish(stream, 1)
+        s.forget_log()
+        node = s[name]
+        node.wants_restart = False
+        node.disk.is_full = True
+        node.terminate()
+        await s.becomes(lambda: not node.is_up, within_s=30, what="the process ends")  # noqa: B023
+        s.expect(s.count_log(name, f"node.stopped: node stopped node={name} clean=no"), 1, "log lines about the stop")
+        if restarts:
+            s.expect(s.count_log(name, "partition.close_failed"), 0, f"logs of {name} that could not be closed")
+        node.disk.heal()
+        await s.start(name)
+        s.expect(
+            s.count_log(name, "may have lost acknowledged data"), 0, f"warnings of a loss on {name}, restarted: {restarts}"
+        )
+        for stream in streams:
+            await s.shows(partial(s.isr, stream), s.names)
