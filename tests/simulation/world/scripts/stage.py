@@ -34,6 +34,7 @@ from tests.simulation.world.checks.figures import Series, metrics_of, values
 from tests.simulation.world.checks.logs import records_of, workers_of
 from tests.simulation.world.checks.messages import MessageRules
 from tests.simulation.world.checks.pages import wrong_pages
+from tests.simulation.world.checks.subscriptions import Traffic, wrong_subscriptions, wrong_traffic
 from tests.simulation.world.machine.nats_server import MAX_PAYLOAD_BYTES, Message
 from tests.simulation.world.machine.scheduler import Process
 from tests.simulation.world.node_process import NodeProcess
@@ -179,6 +180,7 @@ class Stage:
                 await work(self)
             async with self.connected() as self.client:
                 await self._check_pages()
+                await self._check_connections()
             await self._check_silence()
             self._check_records()
             self._check_sessions()
@@ -195,9 +197,36 @@ class Stage:
         for node in [one for one in self.world.nodes if one.is_ready and not one.is_stopping]:
 
             async def wrong(name: str = node.name) -> list[str]:
-                return wrong_pages(await self.status(name), await self.metrics(name))
+                return wrong_pages(
+                    await self.status(name), await self.metrics(name), has_closed=self._has_closed_replicas(name)
+                )
 
             await self.shows(wrong, [], within_s=3, what=f"what is wrong with the figures of {node.name}")
+
+    def _has_closed_replicas(self, node: str) -> bool:
+        """Return whether the present processes of a node have closed a replica."""
+        lines = [text for name, _, text in self.lines if name.partition(".")[0] == node]
+        start = max((at for at, text in enumerate(lines) if text.startswith("node.up:")), default=0)
+        return any("role=STOPPED" in text or "role=FAILED" in text for text in lines[start:])
+
+    async def _check_connections(self) -> None:
+        """Expect that nodes have the subscriptions that they need, and count the messages that their NATS servers count."""
+        if self.world.network.is_faulty or self.world.nats.is_faulty:
+            return
+
+        async def subscriptions() -> list[str]:
+            return wrong_subscriptions(self.world)
+
+        await self.shows(subscriptions, [], within_s=3, what="what is wrong with the subscriptions of the nodes")
+        if self.cast.max_payload_bytes < _PAGE_BYTES:
+            return
+        for node in [one for one in self.world.nodes if one.is_ready and not one.is_stopping]:
+
+            async def traffic(name: str = node.name) -> list[str]:
+                before = Traffic(self.world, name)
+                return wrong_traffic(await self.status(name), before, Traffic(self.world, name))
+
+            await self.shows(traffic, [], within_s=3, what=f"what is wrong with the traffic of {node.name}")
 
     def _check_records(self) -> None:
         """Expect that all replicas have the same committed records, and each acknowledged record that was not deleted [D1, D4]."""
