@@ -375,6 +375,29 @@ async def script_follower_returns_after_its_records_were_deleted(s: Stage) -> No
 
 
 @script()
+async def script_lag_of_a_follower_is_a_figure_of_its_leader(s: Stage) -> None:
+    """Given a follower that lacks records, its leader reports the lag. After a transfer, the former leader does not."""
+    await s.create("orders", leader="n2")
+    await s.publish("orders", 2)
+    await s.stop("n1")
+    await s.publish("orders", 20, first=2)
+
+    async def lags() -> list[tuple[float, bool]]:
+        return [
+            (await s.metric(node, "replica_lag_records"), await s.metric(node, "replica_lag_seconds") > 0)
+            for node in ("n2", "n3")
+        ]
+
+    await s.shows(lags, [(20, True), (0, False)], what="lags while n2 leads")
+    await s.client.admin.elect_leader("orders", 0, "n3")
+    await s.becomes(lambda: s.leader("orders") == "n3", what="n3 leads")
+    await s.publish("orders", 5, first=22)
+    await s.shows(lags, [(0, False), (0, False)], within_s=1, what="lags after the transfer")
+    await s.start("n1")
+    await s.shows(lambda: s.isr("orders"), s.names)
+
+
+@script()
 async def script_leader_dies_with_records_that_no_follower_has(s: Stage) -> None:
     """Given a killed leader with records without ack, when it returns, it removes them, and has the records of the new leader.
 

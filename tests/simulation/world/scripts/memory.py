@@ -7,8 +7,11 @@ is a leak.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 
+from sidecar.runtime import memory
 from tests.simulation.world.checks.memory import sizes_of
 from tests.simulation.world.scripts.stage import Stage, script
 
@@ -18,9 +21,9 @@ _REST_S = 5.0
 _MAY_GROW = (
     "Segment.", "EpochCache.", "Checkpoints.", "RecentIds.", "_BatchIds.", "_Record.", "FastEnvelope.",  # of stored records
     "GroupJournal.", "FeedProducer.", "FeedSubscription.", "PartitionState.", "StreamImage.", "Purge.",  # changes of the metadata
-    "RecentEvents.", "NodeEvents.", "FollowerRole._way",  # histories
+    "RecentEvents.", "NodeEvents.", "FollowerRole._way", "OffsetHistory.",  # histories
     "AckResendBuffer.", "AnswerTable.", "ReplyBuffer.", "LogTimers.",  # newest answers, and deadlines of members
-    "Pattern.known", "DepartedPartitions._deleted_uids",
+    "Pattern.known", "Deletions._deleted", "DepartedPartitions._deleted_uids",
 )  # fmt: skip
 """What may grow with each round: what a node keeps for stored records and deleted streams, caches, and histories with a limit."""
 
@@ -42,9 +45,12 @@ async def _leaves_nothing(s: Stage, work: Callable[[int], Awaitable[None]]) -> N
         s.expect(leaks, {}, f"what grows with each round in {node.name}, before and after {_ROUNDS} rounds,")
 
 
-@script()
+@script(controllers=1)
 async def script_streams_come_and_go(s: Stage) -> None:
-    """Given an application that creates, uses and deletes streams, the memory of the nodes does not grow."""
+    """Given an application that creates, uses and deletes streams, the memory of the nodes does not grow.
+
+    Two of the nodes are no controllers. They ask one before they delete data.
+    """
 
     async def work(number: int) -> None:
         await s.create(
@@ -65,6 +71,30 @@ async def script_streams_come_and_go(s: Stage) -> None:
         waiting.cancel()
 
     await _leaves_nothing(s, work)
+
+
+@script()
+async def script_node_collects_the_garbage_of_closed_partitions(s: Stage) -> None:
+    """Given a node that closes many partitions, it collects their garbage. A node that stops does not: its process ends anyway."""
+    calls = Counter[str]()
+
+    def count(call: str) -> Callable[..., None]:
+        return lambda *_: calls.update([f"{call} of {process.name}" if (process := s.world.scheduler.process) else call])
+
+    calls_of = {name: count(name) for name in ("collect", "freeze", "unfreeze")}
+    setattr(memory, "gc", SimpleNamespace(**calls_of))  # noqa: B010  # it is no export of that module
+    memory.OPENED, memory.CLOSED = 4, 8
+    await s.create("orders", partitions=10)
+    await s.becomes(lambda: calls["freeze of n2"] == 2, what="n2 exempts the objects of eight partitions")
+    s.expect(calls["unfreeze of n2"], 0, "full collections until now")
+    await s.client.admin.delete_stream("orders")
+    await s.becomes(lambda: calls["unfreeze of n2"] == 1, what="n2 collects the garbage of eight partitions")
+    s.expect((calls["collect of n2"], calls["freeze of n2"]), (3, 3), "collections, and exemptions after each")
+    await s.create("orders", partitions=10)
+    await s.shows(lambda: s.isr("orders", 9), s.names)
+    before = calls["unfreeze of n2"]
+    await s.stop("n2")
+    s.expect(calls["unfreeze of n2"], before, "full collections after the stop")
 
 
 @script(nodes=4)

@@ -176,6 +176,7 @@ class Stage:
         try:
             if self.cast.starts:
                 await self.start()
+                self.expect([line for line in self.lines if line[1] not in ("DEBUG", "INFO")], [], "warnings of a first start")
             async with self.connected() as self.client:
                 await work(self)
             async with self.connected() as self.client:
