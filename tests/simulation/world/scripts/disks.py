@@ -161,6 +161,28 @@ async def script_flush_that_takes_long_delays_no_other_partition(s: Stage) -> No
 
 
 @script()
+async def script_compaction_meets_a_disk_error(s: Stage) -> None:
+    """Given a compaction that cannot write its file, the node says so, keeps all records, and tries again later, ever more seldom."""
+    await s.create("keyed", leader="n2", segment_bytes=4096, compaction=True, delete_retention_s=0.0, dedup_window_s=1.0)
+    node = s["n2"]
+    node.disk.fails_for = ".compacted.tmp"
+    for number in range(200):
+        await s.client.publish("keyed", b"value-%d" % number, key=b"key-%d" % (number % 5))
+    s.forget_log()
+    for count, pause_s in enumerate((5, 10), 1):
+        await s.becomes(lambda: s.count_log("n2", "log.compaction_failed") == count, what="a compaction fails")  # noqa: B023
+        text = "WARNING log.compaction_failed: compaction failed partition=keyed/0 error=Cannot write *.compacted.tmp: *: retrying in"
+        s.expect(s.count_log("n2", f"{text} {pause_s} s"), 1, f"log lines about a pause of {pause_s} s")
+    failed_s = s.now_s
+    node.disk.fails_for = ""
+    await s.becomes(lambda: s.count_log("n2", "INFO log.compacted") == 1, within_s=20, what="a compaction succeeds")
+    s.expect(10 <= s.now_s - failed_s < 16, True, f"the pause is kept, it was {s.now_s - failed_s:.1f} s")
+    kept = [(record.key, record.value) async for record in s.client.consume("keyed", until="end")]
+    s.expect(dict(kept), {b"key-%d" % key: b"value-%d" % (195 + key) for key in range(5)}, "newest value of each key")
+    s.expect((node.exits, (await s.row("n2", "keyed"))["storage_failed"]), ([], False), "(exits, failed)")
+
+
+@script()
 async def script_flush_fails_and_then_the_power_fails(s: Stage) -> None:
     """Given a leader whose flush fails once, when all nodes lose their power, every acknowledged record is still there.
 
