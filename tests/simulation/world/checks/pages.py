@@ -79,7 +79,7 @@ def _counted(rows: list[dict[str, Any]]) -> Iterable[tuple[str, str, int]]:
     led = [row for row in rows if row["role"] == "LEADER"]
     yield "uncommitted_records", "", sum(row["newest_offset"] - row["high_watermark"] for row in led)
     yield "partitions_under_replicated", "", sum(len(row["isr"]) < len(row["replicas"]) for row in led)
-    lags = [one["lag"] for row in led for one in row["followers"].values()]
+    lags = [one["lag"] or 0 for row in led for one in row["followers"].values()]
     yield "replica_lag_records", "", max(lags, default=0)
     yield "partitions_paused", "", sum(bool(row["paused"]) for row in led)
     yield "partitions_moving", "", sum(bool(row["target"]) for row in led)

@@ -27,7 +27,7 @@ from typing import Any
 
 from liftpy.client import Client
 from liftpy.config import StreamConfig
-from liftpy.errors import CorruptionError
+from liftpy.errors import CorruptionError, LiftError
 from sidecar.runtime.logs import event_of
 from sidecar.runtime.settings import with_values
 from tests.simulation.world.checks.figures import Series, metrics_of, values
@@ -52,6 +52,9 @@ _EVERY_S = 0.02
 _PAGE_BYTES = 100_000
 """Maximum size of the metrics of a node in a script, in bytes."""
 _SILENCE_S = 0.5
+_PROBED_STREAMS = 3
+_PROBE_S = 0.1
+"""Maximum time until the ack of a publish to a healthy partition, and from there until a reader has it, in seconds."""
 _MOST_WAKES_PER_S = 200
 """Maximum number of wake-ups of a process without load per second."""
 _MOST_MESSAGES_PER_S = 400
@@ -180,6 +183,7 @@ class Stage:
             async with self.connected() as self.client:
                 await work(self)
             async with self.connected() as self.client:
+                await self._check_work()
                 await self._check_pages()
                 await self._check_connections()
             await self._check_silence()
@@ -190,6 +194,36 @@ class Stage:
                 await self.stop()
         except WrongError as error:
             self.world.scheduler.violated(str(error))
+
+    async def _check_work(self) -> None:
+        """Expect that publishers and readers of a healthy partition wait for milliseconds only, whatever has happened before."""
+        if self.world.network.is_faulty or self.world.nats.is_faulty or any(node.disk.is_faulty for node in self.world.nodes):
+            return
+        try:
+            streams = await self.client.admin.list_streams()
+        except LiftError:
+            return  # the script has left no controller
+        for stream in streams[:_PROBED_STREAMS]:
+            partition = stream.partitions[0] if stream.partitions else None
+            if (
+                partition is None
+                or set(partition.isr) != set(partition.replicas)
+                or not all(self[node].is_ready for node in partition.replicas)
+            ):
+                continue
+            consumer = self.client.consume(stream.name, start="latest")
+            reading = asyncio.ensure_future(anext(aiter(consumer)))
+            await asyncio.sleep(_PROBE_S)
+            began_s = self.now_s
+            try:
+                await self.publish(stream.name, 1, value=b"probe")
+            except LiftError:  # the script has paused or limited the stream
+                reading.cancel()
+                continue
+            acked_s = self.now_s
+            await reading
+            took = {"ack": acked_s - began_s, "read": self.now_s - acked_s}
+            self.expect({what: s for what, s in took.items() if s > _PROBE_S}, {}, f"slow work in {stream.name}, in seconds")
 
     async def _check_pages(self) -> None:
         """Expect that each node that answers reports possible figures, and the same ones in its status and its metrics."""
