@@ -275,6 +275,27 @@ async def script_standby_stores_what_comes_during_a_failover(s: Stage) -> None:
 
 
 @script()
+async def script_standby_on_a_slow_network_takes_over(s: Stage) -> None:
+    """Given standbys that get publishes 60 ms late, when one takes over, it first stores all that were sent before."""
+    await s.create("orders", leader="n2", failover_standby=True)
+    connection = s.client.transport.connection
+    await asyncio.sleep(1)
+    for name in ("n1", "n3"):
+        s.world.network.slow(name, 60_000_000)
+    for number in range(200):
+        if number == 20:
+            s["n2"].terminate()
+            s["n2"].wants_restart = False
+        await connection.publish("orders.x", b"plain-%d" % number)
+        await asyncio.sleep(0.01)
+    await s.becomes(lambda: s.leader("orders") in ("n1", "n3"), what="another node leads")
+    s.world.network.slow("n1", 0)
+    s.world.network.slow("n3", 0)
+    await asyncio.sleep(2)
+    s.expect(await s.read("orders"), [b"plain-%d" % number for number in range(200)], "records")
+
+
+@script()
 async def script_leader_with_standbys_loses_its_connections_for_a_moment(s: Stage) -> None:
     """Given a stream with ``failover_standby``, when its leader misses plain publishes, a follower stores them and leads."""
     await s.create("orders", leader="n2", failover_standby=True)
