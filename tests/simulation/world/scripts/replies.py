@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from liftpy.core.wire import envelope
+from liftpy.core.wire import envelope, frames
+from liftpy.core.wire._pb import replication_pb2 as pb
 from liftpy.errors import LiftError
 from tests.simulation.world.machine.nats_server import Message
 from tests.simulation.world.scripts.stage import Stage, script
@@ -110,3 +111,28 @@ async def script_stranger_answers_the_requests_of_nodes(s: Stage) -> None:
     s.expect(min(found.values()) >= 10, True, f"rejected answers of each kind {found}")
     s.expect(await s.total("incidents_total", "idle_poll_timeout"), 0, "lost answers about idle partitions")
     s.expect(await s.publish("orders", 2, first=80), [80, 81], "offsets afterwards")
+
+
+@script()
+async def script_stranger_says_that_idle_fetches_have_ended(s: Stage) -> None:
+    """Given idle followers, when a stranger answers their question with the number of another one, they count it and stay idle."""
+    await s.create("orders", leader="n2", replicas=2)
+    await s.publish("orders", 1)
+    await asyncio.sleep(5)
+    questions: list[str] = []
+
+    def asked(name: str, message: Message, receivers: int) -> None:
+        if message.subject == "liftpy.notify.n2" and message.reply:
+            questions.append(message.reply)
+
+    s.world.nats.watchers.append(asked)
+    before, since = await _rejected(s, "addressee"), len(s.messages)
+    await s.becomes(lambda: len(questions) == 1, what="a question")
+    while len(questions) < 4:
+        inbox, _, number = questions[-1].rpartition(".")
+        answer = frames.seal(pb.QuietFetchesAnswer(over=[0], count=1, question=int(number)))
+        await s.client.transport.connection.publish(f"{inbox}.{int(number) + 1}", answer)
+        await asyncio.sleep(0.000_5)
+    s.expect(await _rejected(s, "addressee") - before >= 2, True, "false answers are counted")
+    fetches = [subject for subject in s.subjects("liftpy.orders.", since) if subject.endswith(".replicate")]
+    s.expect(fetches, [], "fetches of followers that were idle")
