@@ -5,7 +5,7 @@ one space between the fields. It forwards every other byte of a subject or reply
 a field at any white space, so a publisher could shift the fields and choose the subscription. nats-py also stops reading
 permanently at a subject or header block that it cannot decode. This parser splits at single spaces. It checks the number of
 fields, the digits of the sizes, and that the subscription matches the subject. It counts and skips invalid messages. Only
-if the end of a frame is unknown, it raises a ProtocolError, and nats-py reconnects.
+if the end of a frame is unknown, it raises an UnreadableDataError, and nats-py reconnects.
 
 A PONG that arrives after its caller has given up is only counted. Every message or command shows that the server is alive.
 If much data waits to be read, a PONG is late although the connection is healthy.
@@ -50,6 +50,14 @@ Denied = Callable[[bool, str], None]
 
 For a denied answer, the subject is the reply subject.
 """
+
+
+class UnreadableDataError(ProtocolError):
+    """Bytes of a NATS server that are no messages. nats-py reconnects. The text of ``ProtocolError`` itself says nothing else."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
 
 _WILDCARDS = {b"*": rb"[^.]+", b">": rb"[^.]+(?:\.[^.]+)*"}
 
@@ -209,7 +217,7 @@ class StrictParser(Parser):
         eol = buffer.find(b"\r\n", position)
         if eol < 0:
             if len(buffer) - position > LONGEST_LINE_BYTES:
-                raise ProtocolError(
+                raise UnreadableDataError(
                     f"The NATS server sent a protocol line of more than {LONGEST_LINE_BYTES} bytes. Check that the URL is "
                     "a NATS server."
                 )
@@ -221,7 +229,7 @@ class StrictParser(Parser):
         line = buffer[position:eol].split(b" ")
         total = size_of(line[-1])
         if total < 0 or line[0] not in (b"MSG", b"HMSG"):
-            raise ProtocolError(
+            raise UnreadableDataError(
                 f"The NATS server sent an unknown protocol line: {buffer[position : min(eol, position + 80)]!r}. "
                 "Check that the URL is a NATS server."
             )
@@ -254,7 +262,7 @@ class StrictParser(Parser):
         except (OSError, Error):
             raise
         except Exception as error:  # an INFO that is no JSON, or an -ERR without a text
-            raise ProtocolError(
+            raise UnreadableDataError(
                 f"Cannot decode the NATS protocol line {line[:80]!r}: {error!r}. Check the version of the NATS server."
             ) from error
 

@@ -158,6 +158,7 @@ class BusConnection(StrictConnection):
     """
 
     _max_unread_bytes = _UNREAD_BYTES
+    _parser_type: type[SinkParser] = SinkParser
 
     def __init__(self, name: str = "", send_buffer_bytes: int = 0, errors: Counter[str] | None = None) -> None:
         super().__init__(errors)
@@ -165,7 +166,7 @@ class BusConnection(StrictConnection):
         """Purpose of the connection, for logs and status."""
         self._send_buffer_bytes = send_buffer_bytes or SEND_BUFFER_BYTES
         self._sinks: dict[bytes, Sink] = {}
-        self._ps = self._parser = SinkParser(self, self._sinks, self.errors)
+        self._ps = self._parser = self._parser_type(self, self._sinks, self.errors)
         self._coalescer: WriteCoalescer | None = None
         """Writer of the current connection. None: there is no ``_receiver``."""
         self._is_parsing = False

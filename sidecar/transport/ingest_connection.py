@@ -181,6 +181,9 @@ class IngestConnection(BusConnection):
         room: Memory budget of the node. It gets the time that received bytes wait. None: a budget of its own.
     """
 
+    _parser_type = IngestParser
+    _parser: IngestParser
+
     def __init__(
         self,
         node: NodeInflight,
@@ -190,7 +193,6 @@ class IngestConnection(BusConnection):
         room: MemoryBudget | None = None,
     ) -> None:
         super().__init__(name)
-        self._parser: IngestParser = IngestParser(self, self._sinks, self.errors)
         # nats-py resets its parser after a lost connection. This one marks the place in the buffer
         self._ps = SimpleNamespace(reset=self._connection_lost)  # type: ignore[assignment]
         self._node = node

@@ -13,6 +13,7 @@ from tests.simulation.world.checks.figures import check_figures
 from tests.simulation.world.checks.logs import MOST_REPLICAS, check_logs, unsettled, workers_of
 from tests.simulation.world.checks.messages import MessageRules, QuietRules
 from tests.simulation.world.checks.status import check_reports
+from tests.simulation.world.checks.subscriptions import wrong_subscriptions
 from tests.simulation.world.faults import Faults
 from tests.simulation.world.load.attacks import attack, flood, probe
 from tests.simulation.world.load.backups import Backups
@@ -27,6 +28,7 @@ from tests.simulation.world.machine.supervisor import wrong_reports
 from tests.simulation.world.world import World
 
 _START_S = 60.0
+_MOST_SHOWN = 5
 _SETTLE_S = 120.0
 _ENDING_S = 90.0
 _ELECTION_S = 5.0
@@ -138,7 +140,7 @@ class Story:
         """Wait until the cluster has recovered. Return whether it has."""
         loop = asyncio.get_running_loop()
         end_s = loop.time() + _SETTLE_S
-        while why := unsettled(self.world, self.all_streams):
+        while why := unsettled(self.world, self.all_streams) or ", ".join(wrong_subscriptions(self.world)[:_MOST_SHOWN]):
             if loop.time() >= end_s:
                 self.world.scheduler.violated(f"{_SETTLE_S:g} s after the last fault: {why}")
                 return False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 from liftpy.core.wire.batch import split_batches
@@ -12,6 +14,7 @@ from tests.simulation.world.machine.disk import Disk
 from tests.simulation.world.machine.scheduler import Process
 
 _MOST_SHOWN = 5
+_FILE_MODE, _FOLDER_MODE = 0o640, 0o750
 _NEVER_FLUSHED = "lock"
 """End of the names of lock files, which a node creates again if they are missing."""
 
@@ -35,6 +38,7 @@ def wrong_directory(disk: Disk) -> list[str]:
     folder = disk.folder
     wrong = [f"a power cut may lose {path}" for path in disk.unflushed() if not path.endswith(_NEVER_FLUSHED)]
     wrong += [f"it has left {path.relative_to(folder)}" for path in sorted(folder.rglob("*.tmp"))]
+    wrong += [f"{path.relative_to(folder)} has the mode {mode:o}" for path, mode in _wrong_modes(folder)]
     wrong += [f"it has left the mark {name}" for name in (UNREPORTED_DAMAGE, LAZY_FLUSH) if (folder / name).exists()]
     ends = decode_checked_json((folder / LOG_ENDS_NAME).read_bytes())["ends"]
     for name, end in sorted(ends.items()):
@@ -47,6 +51,14 @@ def wrong_directory(disk: Disk) -> list[str]:
         if not (folder / "streams" / "/".join(mark.rsplit(".", 1))).is_dir():
             wrong.append(f"the mark {mark} has no log")
     return wrong
+
+
+def _wrong_modes(folder: Path) -> Iterator[tuple[Path, int]]:
+    """Yield the files and folders below ``folder`` that others may read, or that their owner and its group may not."""
+    for path in sorted(folder.rglob("*")):
+        mode = stat.S_IMODE(path.lstat().st_mode)
+        if mode != (_FOLDER_MODE if path.is_dir() else _FILE_MODE):
+            yield path, mode
 
 
 def _log_end(log: Path) -> int | str:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from liftpy.core.replication.phases import FollowerPhase
 from tests.simulation.world.checks.figures import Series, values
 
 _MAY_BE_NEGATIVE = {"clock_skew_seconds", "scrub_age_seconds"}
@@ -17,18 +18,36 @@ _SUMS = {
     "fragment_reassembly_bytes": "fragment_reassembly_bytes",
     "acks_waiting": "waiting_acks",
     "readers_waiting": "waiting_readers",
+    "readers_waiting_bytes": "waiting_readers_bytes",
+    "partitions_failed": "storage_failed",
 }
 """Metric -> field of the rows of partitions whose sum it is."""
+_COUNTS = {
+    "ingest_records_total": "records_in",
+    "ingest_bytes_total": "bytes_in",
+    "publish_duplicates_total": "duplicates",
+    "invalid_envelopes_total": "poison_envelopes",
+    "reply_subjects_rejected_total": "refused_replies",
+    "message_ids_evicted_total": "message_ids_forgotten",
+    "producers_evicted_total": "producers_forgotten",
+    "dedup_state_checkpoints_total": "states_written",
+    "dedup_state_checkpoint_failures_total": "states_failed",
+    "dedup_state_replayed_bytes_total": "replayed_bytes",
+    "log_flush_duration_seconds_count": "flushes",
+    "standby_overflow_total": "standby_lost",
+}
+"""Metric -> field of the rows of partitions whose sum it is, with the replicas that the process has closed."""
 _STATES = {"ids": "message_ids_bytes", "producers": "producers_bytes", "subjects": "subjects_bytes"}
 """Label of ``dedup_state_bytes`` -> field of the rows of partitions whose sum it is."""
 
 
-def wrong_pages(status: dict[str, Any], metrics: Series) -> list[str]:
+def wrong_pages(status: dict[str, Any], metrics: Series, *, has_closed: bool = True) -> list[str]:
     """Return what is impossible in the status and the metrics of a node, or differs between them.
 
-    The caller asks for both while nothing changes.
+    The caller asks for both while nothing changes. ``has_closed``: whether the process may have closed replicas, whose counts the
+    metrics keep.
     """
-    rows = status["partitions"]
+    rows = [{**row, "standby_lost": row["standby"]["lost"]} for row in status["partitions"]]
     wrong = [f"counter {name!r} is {count}" for name, count in _counters(status) if not name.strip() or count < 0]
     for row in rows:
         wrong += [f"{row['stream']}/{row['partition']}: {what}" for what in _wrong_row(row, status["node"])]
@@ -36,6 +55,13 @@ def wrong_pages(status: dict[str, Any], metrics: Series) -> list[str]:
     for metric, field in _SUMS.items():
         if (shown := sum(values([metrics], metric))) != (total := sum(row[field] for row in rows)):
             wrong.append(f"metric {metric} is {shown:g}, and the sum of {field} is {total}")
+    for metric, field in _COUNTS.items():
+        shown, total = sum(values([metrics], metric)), sum(row[field] for row in rows)
+        if shown < total or (shown > total and not has_closed):
+            wrong.append(f"metric {metric} is {shown:g}, and the sum of {field} is {total}")
+    for metric, label, total in _counted(rows):
+        if (shown := sum(values([metrics], metric, label))) != total:
+            wrong.append(f"metric {metric} {label} is {shown:g}, and the rows have {total}")
     for label, field in _STATES.items():
         shown, total = sum(values([metrics], "dedup_state_bytes", f'"{label}"')), sum(row[field] for row in rows)
         if shown != total:
@@ -43,6 +69,20 @@ def wrong_pages(status: dict[str, Any], metrics: Series) -> list[str]:
     if (shown := sum(values([metrics], "partitions"))) != (total := len(rows) + len(status["failed_partitions"])):
         wrong.append(f"metric partitions is {shown:g}, and the status has {total}")
     return wrong
+
+
+def _counted(rows: list[dict[str, Any]]) -> Iterable[tuple[str, str, int]]:
+    """Yield (metric, label, value) of each metric that counts replicas."""
+    for role in ("leader", "candidate", "failed", "stopped", "waiting"):
+        yield "partitions", f'"{role}"', sum(row["role"] == role.upper() for row in rows)
+    yield "partitions_quiet", "", sum(row["phase"] == FollowerPhase.QUIET.value for row in rows)
+    led = [row for row in rows if row["role"] == "LEADER"]
+    yield "uncommitted_records", "", sum(row["newest_offset"] - row["high_watermark"] for row in led)
+    yield "partitions_under_replicated", "", sum(len(row["isr"]) < len(row["replicas"]) for row in led)
+    lags = [one["lag"] or 0 for row in led for one in row["followers"].values()]
+    yield "replica_lag_records", "", max(lags, default=0)
+    yield "partitions_paused", "", sum(bool(row["paused"]) for row in led)
+    yield "partitions_moving", "", sum(bool(row["target"]) for row in led)
 
 
 def _counters(status: dict[str, Any]) -> Iterable[tuple[str, int]]:

@@ -210,6 +210,13 @@ class Disk:
         self.scheduler.counters[f"failed: {what}"] += 1
         self.scheduler.trace("disk fails", self.name, what)
 
+    @property
+    def is_faulty(self) -> bool:
+        """True if calls fail, take longer or do nothing at present."""
+        numbers = self.fail_one_in, self.fail_next_flushes, self.fail_next_reads, self.short_one_in, self.lies_one_in
+        times_ns = self.slow_ns, self.hang_ns, self.delay_ns, self.log_delay_ns, self.read_ns
+        return any((*numbers, *times_ns, self.next_failures, self.fails_for, self.is_full, not self.takes_new_files))
+
     def unflushed(self) -> list[str]:
         """Return the files and folders of processes whose name or content a power cut may lose, relative to the folder."""
         return self._unflushed(self.folder) if self.loses_power else []

@@ -26,7 +26,7 @@ from functools import partialmethod
 from types import SimpleNamespace
 from typing import Any
 
-from tests.simulation.world.machine import disk, threads
+from tests.simulation.world.machine import disk, flush_thread, threads
 from tests.simulation.world.machine import scheduler as scheduling
 from tests.simulation.world.machine.scheduler import NS_PER_S, Process, ProcessEnd
 
@@ -200,7 +200,7 @@ def adapt() -> None:
     for name, module in list(sys.modules.items()):
         if name.split(".")[0] in ("liftpy", "sidecar") and getattr(module, "datetime", None) is _real_datetime:
             setattr(module, "datetime", _Datetime)  # noqa: B010
-    sidecar.disk.flush_thread.FlushThread.run = _flush_runner  # type: ignore[method-assign]
+    flush_thread.adapt(sidecar.disk.flush_thread)
     sidecar.disk.files.open_count = lambda: 64
     setattr(sidecar.node.node, "retain_freed_memory", lambda *_: None)  # noqa: B010  # it is no export of that module
     setattr(sidecar.node.node, "make_collections_rare", lambda: None)  # noqa: B010
@@ -255,27 +255,3 @@ def _adapt_ingest() -> None:
     from tests.simulation.world.machine import ingest_thread
 
     ingest_thread.adapt(ingest_connection)
-
-
-def _flush_runner(self: Any, work: Callable[[], int], within_s: float) -> Any:
-    """Replace ``FlushThread.run``: the loop waits for a limited time, and the flush continues in its thread."""
-    scheduler = scheduling.active
-    assert scheduler is not None
-    before_ns = scheduler.elapsed_ns
-    late: concurrent.futures.Future[int] = concurrent.futures.Future()
-    tell: Callable[[], None]
-    try:
-        result = work()
-    except Exception as error:
-        if scheduler.elapsed_ns - before_ns <= within_s * NS_PER_S:
-            raise
-        failure = error
-        tell = lambda: late.set_exception(failure)  # noqa: E731
-    else:
-        if scheduler.elapsed_ns - before_ns <= within_s * NS_PER_S:
-            return result
-        tell = lambda: late.set_result(result)  # noqa: E731
-    took_ns = scheduler.elapsed_ns - before_ns
-    scheduler.elapsed_ns = before_ns + int(within_s * NS_PER_S)
-    scheduler.after(took_ns - int(within_s * NS_PER_S), tell, owner=scheduler.process)
-    return late

@@ -84,6 +84,10 @@ class Client:
         self._may_answer: dict[str, None] = {}
         self.delivered = 0
         """Number of messages that the server has sent or buffered."""
+        self.delivered_bytes = 0
+        """Size of their header blocks and payloads."""
+        self.published = 0
+        """Number of messages that the client has sent."""
         self.end_reason = ""
         """Reason why the server has closed the connection."""
 
@@ -170,6 +174,7 @@ class Client:
             self.server.cluster.interest.remove(subscription)
 
     def _published(self, has_headers: bool, fields: list[bytes], content: bytes) -> None:
+        self.published += 1
         header_bytes = int(fields[-2]) if has_headers else 0
         subject = fields[0].decode()
         reply = fields[1].decode() if len(fields) == (4 if has_headers else 3) else ""
@@ -232,6 +237,7 @@ class Client:
         else:
             line = f"MSG {message.subject} {subscription.sid}{reply} {size_bytes}\r\n"
         self.delivered += 1
+        self.delivered_bytes += size_bytes
         self.send(line.encode() + message.content + b"\r\n")
         if subscription.left:
             subscription.left -= 1

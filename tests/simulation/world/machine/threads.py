@@ -50,10 +50,14 @@ class VirtualThread(RealThread):
         self._scheduler, self._owner = scheduler, scheduler.process
         self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
         self.daemon = True
-        delay_ns = scheduler.random.randrange(_STARTS_IN_NS)
-        scheduler.after(delay_ns, self._begin, owner=scheduler.process)
+        self._schedule()
 
-    def _begin(self) -> None:
+    def _schedule(self) -> None:
+        """Begin at a random moment."""
+        self._scheduler.after(self._scheduler.random.randrange(_STARTS_IN_NS), self.begin_now, owner=self._owner)
+
+    def begin_now(self) -> None:
+        """Run until the thread gives its turn back for the first time."""
         super().start()
         self._back.acquire()
 
@@ -80,9 +84,10 @@ class VirtualThread(RealThread):
 
     def resume(self) -> None:
         """Let the thread continue, called by the scheduler."""
-        self._scheduler.after(1, self._resume, owner=self._owner)
+        self._scheduler.after(1, self.resume_now, owner=self._owner)
 
-    def _resume(self) -> None:
+    def resume_now(self) -> None:
+        """Run until the thread gives its turn back again."""
         self._go.release()
         self._back.acquire()
 

@@ -226,6 +226,25 @@ async def script_burst_of_publishes_is_stored(s: Stage) -> None:
 
 
 @script()
+async def script_nats_server_sends_bytes_that_are_no_protocol(s: Stage) -> None:
+    """Given a connection whose bytes the parser cannot separate, the node reconnects, and keeps the publishes before them."""
+    await s.create("orders", leader="n2", segment_bytes=1 << 20)
+    plain = s.client.transport.connection
+    for count in (0, 20):
+        s.forget_log()
+        for number in range(count):
+            await plain.publish("orders.x", (b"plain-%d-" % number).ljust(20_000, b"x"))
+        await plain.flush()
+        for client in [one for one in s.world.nats.servers[0].clients.values() if one.name == "liftpy-n2-ingest"]:
+            client.send(b"MSG orders.x 1 many\r\n")
+        await s.becomes(lambda: s.count_log("n2", "nats.reconnected: * connection=ingest") == 1, what="the node reconnects")
+        text = "WARNING nats.disconnected: * connection=ingest reason=The NATS server sent an unknown protocol line: *"
+        s.expect(s.count_log("n2", text), 1, "log lines about the lost connection")
+        await s.publish("orders", 2)
+    s.expect(len(await s.read("orders")), 24, "number of records")
+
+
+@script()
 async def script_standby_stores_what_comes_during_a_failover(s: Stage) -> None:
     """Given a stream with ``failover_standby``, when its leader dies, the new one stores the plain publishes that nobody led.
 
@@ -253,6 +272,27 @@ async def script_standby_stores_what_comes_during_a_failover(s: Stage) -> None:
     s.expect((row["lost"], row["ambiguous"], row["held_bytes"]), (0, 0, 0), "figures of the standby buffer")
     s.expect(row["appended"] > 10, True, f"records that the standby buffer has stored {row}")
     s.expect(await s.total("publish_lost_on_disconnect_total"), 0, "lost publishes")
+
+
+@script()
+async def script_standby_on_a_slow_network_takes_over(s: Stage) -> None:
+    """Given standbys that get publishes 60 ms late, when one takes over, it first stores all that were sent before."""
+    await s.create("orders", leader="n2", failover_standby=True)
+    connection = s.client.transport.connection
+    await asyncio.sleep(1)
+    for name in ("n1", "n3"):
+        s.world.network.slow(name, 60_000_000)
+    for number in range(200):
+        if number == 20:
+            s["n2"].terminate()
+            s["n2"].wants_restart = False
+        await connection.publish("orders.x", b"plain-%d" % number)
+        await asyncio.sleep(0.01)
+    await s.becomes(lambda: s.leader("orders") in ("n1", "n3"), what="another node leads")
+    s.world.network.slow("n1", 0)
+    s.world.network.slow("n3", 0)
+    await asyncio.sleep(2)
+    s.expect(await s.read("orders"), [b"plain-%d" % number for number in range(200)], "records")
 
 
 @script()

@@ -11,7 +11,7 @@ from functools import partial
 from liftpy.config import FlushPolicy
 from liftpy.core.log.small_files import CHECKPOINT_NAME, decode_checkpoint
 from liftpy.core.wire.batch import split_batches
-from liftpy.errors import PublishRejectedError
+from liftpy.errors import OutcomeUnknownError, PublishRejectedError
 from tests.simulation.world.machine.scheduler import NS_PER_S
 from tests.simulation.world.scripts.stage import Stage, script
 
@@ -131,6 +131,57 @@ async def script_slow_flush_is_reported(s: Stage) -> None:
     flushes = (await s.status("n2"))["flush_times"]
     s.expect(2_900 < flushes["max_ms"] < 3_300, True, f"largest flush time {flushes}")
     await s.shows(lambda: s.isr("orders"), s.names)
+
+
+@script(nodes=1, controllers=1)
+async def script_flush_that_takes_long_delays_no_other_partition(s: Stage) -> None:
+    """Given two partitions on a node, when a flush of one takes 0.4 s, the other acknowledges at once. This one does it afterwards.
+
+    The event loop waits for a flush for a few milliseconds only. Then the flush ends in its thread. If it ends with an error, the
+    node restarts, because only a new process may continue the log.
+    """
+    await s.create("orders")
+    await s.create("jobs")
+    await s.publish("orders", 5)
+    for number in range(5, 8):
+        s["n1"].disk.log_delay_ns = NS_PER_S * 4 // 10
+        began_s = s.now_s
+        slow = asyncio.create_task(s.publish("orders", 1, first=number))
+        await asyncio.sleep(0.05)
+        await s.publish("jobs", 2)
+        s.expect(s.now_s - began_s < 0.2, True, f"acks of the other partition, they took {s.now_s - began_s:.2f} s")
+        s.expect(slow.done(), False, "ack before the end of the flush")
+        s.expect(await slow, [number], "offset")
+        s.expect(0.4 <= s.now_s - began_s < 0.5, True, f"ack after the flush, it took {s.now_s - began_s:.2f} s")
+        await asyncio.sleep(1)
+    s["n1"].disk.log_delay_ns = NS_PER_S * 4 // 10
+    s["n1"].disk.fail_next_flushes = 1
+    await s.fails(s.publish("orders", 1, first=8, timeout_s=2), OutcomeUnknownError)
+    await s.becomes(lambda: s["n1"].exits == [75] and s["n1"].is_ready, what="the node restarts")
+    s.expect(await s.read("jobs"), [b"record-0", b"record-1"] * 3, "records of the other partition")
+    s.expect((await s.read("orders"))[:8], [b"record-%d" % number for number in range(8)], "acknowledged records")
+
+
+@script()
+async def script_compaction_meets_a_disk_error(s: Stage) -> None:
+    """Given a compaction that cannot write its file, the node says so, keeps all records, and tries again later, ever more seldom."""
+    await s.create("keyed", leader="n2", segment_bytes=4096, compaction=True, delete_retention_s=0.0, dedup_window_s=1.0)
+    node = s["n2"]
+    node.disk.fails_for = ".compacted.tmp"
+    for number in range(200):
+        await s.client.publish("keyed", b"value-%d" % number, key=b"key-%d" % (number % 5))
+    s.forget_log()
+    for count, pause_s in enumerate((5, 10), 1):
+        await s.becomes(lambda: s.count_log("n2", "log.compaction_failed") == count, what="a compaction fails")  # noqa: B023
+        text = "WARNING log.compaction_failed: compaction failed partition=keyed/0 error=Cannot write *.compacted.tmp: *: retrying in"
+        s.expect(s.count_log("n2", f"{text} {pause_s} s"), 1, f"log lines about a pause of {pause_s} s")
+    failed_s = s.now_s
+    node.disk.fails_for = ""
+    await s.becomes(lambda: s.count_log("n2", "INFO log.compacted") == 1, within_s=20, what="a compaction succeeds")
+    s.expect(10 <= s.now_s - failed_s < 16, True, f"the pause is kept, it was {s.now_s - failed_s:.1f} s")
+    kept = [(record.key, record.value) async for record in s.client.consume("keyed", until="end")]
+    s.expect(dict(kept), {b"key-%d" % key: b"value-%d" % (195 + key) for key in range(5)}, "newest value of each key")
+    s.expect((node.exits, (await s.row("n2", "keyed"))["storage_failed"]), ([], False), "(exits, failed)")
 
 
 @script()

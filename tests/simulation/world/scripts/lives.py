@@ -241,6 +241,9 @@ async def script_node_is_stopped_while_it_waits_for_nats(s: Stage) -> None:
     s.world.nats.servers[0].stop()
     s["n1"].start()
     await asyncio.sleep(2)
+    s.expect_log(
+        "n1", "WARNING nats.connect_failed: cannot connect to NATS servers=*s1:4222* reason=*: retrying", about="nats."
+    )
     s["n1"].wants_restart = False
     s["n1"].terminate()
     await s.becomes(lambda: not s["n1"].is_up, within_s=5, what="the process ends")

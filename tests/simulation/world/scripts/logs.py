@@ -375,6 +375,65 @@ async def script_follower_returns_after_its_records_were_deleted(s: Stage) -> No
 
 
 @script()
+async def script_truncation_waits_for_a_flush_that_runs(s: Stage) -> None:
+    """Given a leader that lost its leadership while a flush takes long, it truncates its log after the flush. Others work on.
+
+    Its event loop does not wait for the flush: it answers for its other partition at once.
+    """
+    await s.create("orders", leader="n2")
+    await s.create("jobs", leader="n2")
+    await s.publish("orders", 3)
+
+    def loses(client: str, message: Message) -> bool:
+        is_of_orders = message.subject.startswith(("liftpy.inbox.n1.", "liftpy.inbox.n3.", "liftpy.control"))
+        return client.startswith("liftpy-n2") and is_of_orders
+
+    s.world.nats.loses = loses
+    for number in range(5):
+        await s.client.transport.connection.publish("orders.x", b"unreplicated-%d" % number)
+    await asyncio.sleep(0.2)
+    s["n2"].disk.log_delay_ns = 5 * NS_PER_S
+    await s.client.transport.connection.publish("orders.x", b"unflushed")
+    s.forget_log()
+    await s.becomes(lambda: s.leader("orders") in ("n1", "n3"), what="another node leads")
+    s.world.nats.loses = lambda client, message: False
+    text = "WARNING replica.truncation_waiting: truncation delayed partition=orders/0: waiting for the running flush"
+    await s.becomes(lambda: s.count_log("n2", text) == 1, within_s=3, what="n2 delays the truncation")
+    began_s = s.now_s
+    s.expect((await s.row("n2", "orders"))["role"], "FOLLOWER", "role of n2")
+    s.expect(s.now_s - began_s < 0.1, True, "the node answers at once")
+    s.expect(await s.publish("orders", 2, first=3), [3, 4], "offsets at the new leader")
+    await s.shows(lambda: s.isr("orders"), s.names, within_s=60)  # a replica with a slow disk returns late
+    s.expect(s.count_log("n2", "log truncated partition=orders/0 log_end=3"), 1, "log lines about the truncation")
+    await s.client.admin.elect_leader("orders", 0, "n2")
+    await s.becomes(lambda: s.leader("orders") == "n2", what="n2 leads")
+    s.expect(await s.read("orders"), [b"record-%d" % number for number in range(5)], "records")
+
+
+@script()
+async def script_lag_of_a_follower_is_a_figure_of_its_leader(s: Stage) -> None:
+    """Given a follower that lacks records, its leader reports the lag. After a transfer, the former leader does not."""
+    await s.create("orders", leader="n2")
+    await s.publish("orders", 2)
+    await s.stop("n1")
+    await s.publish("orders", 20, first=2)
+
+    async def lags() -> list[tuple[float, bool]]:
+        return [
+            (await s.metric(node, "replica_lag_records"), await s.metric(node, "replica_lag_seconds") > 0)
+            for node in ("n2", "n3")
+        ]
+
+    await s.shows(lags, [(20, True), (0, False)], what="lags while n2 leads")
+    await s.client.admin.elect_leader("orders", 0, "n3")
+    await s.becomes(lambda: s.leader("orders") == "n3", what="n3 leads")
+    await s.publish("orders", 5, first=22)
+    await s.shows(lags, [(0, False), (0, False)], within_s=1, what="lags after the transfer")
+    await s.start("n1")
+    await s.shows(lambda: s.isr("orders"), s.names)
+
+
+@script()
 async def script_leader_dies_with_records_that_no_follower_has(s: Stage) -> None:
     """Given a killed leader with records without ack, when it returns, it removes them, and has the records of the new leader.
 

@@ -27,13 +27,14 @@ from typing import Any
 
 from liftpy.client import Client
 from liftpy.config import StreamConfig
-from liftpy.errors import CorruptionError
+from liftpy.errors import CorruptionError, LiftError
 from sidecar.runtime.logs import event_of
 from sidecar.runtime.settings import with_values
 from tests.simulation.world.checks.figures import Series, metrics_of, values
 from tests.simulation.world.checks.logs import records_of, workers_of
 from tests.simulation.world.checks.messages import MessageRules
 from tests.simulation.world.checks.pages import wrong_pages
+from tests.simulation.world.checks.subscriptions import Traffic, wrong_subscriptions, wrong_traffic
 from tests.simulation.world.machine.nats_server import MAX_PAYLOAD_BYTES, Message
 from tests.simulation.world.machine.scheduler import Process
 from tests.simulation.world.node_process import NodeProcess
@@ -51,6 +52,9 @@ _EVERY_S = 0.02
 _PAGE_BYTES = 100_000
 """Maximum size of the metrics of a node in a script, in bytes."""
 _SILENCE_S = 0.5
+_PROBED_STREAMS = 3
+_PROBE_S = 0.1
+"""Maximum time until the ack of a publish to a healthy partition, and from there until a reader has it, in seconds."""
 _MOST_WAKES_PER_S = 200
 """Maximum number of wake-ups of a process without load per second."""
 _MOST_MESSAGES_PER_S = 400
@@ -175,10 +179,13 @@ class Stage:
         try:
             if self.cast.starts:
                 await self.start()
+                self.expect([line for line in self.lines if line[1] not in ("DEBUG", "INFO")], [], "warnings of a first start")
             async with self.connected() as self.client:
                 await work(self)
             async with self.connected() as self.client:
+                await self._check_work()
                 await self._check_pages()
+                await self._check_connections()
             await self._check_silence()
             self._check_records()
             self._check_sessions()
@@ -188,6 +195,36 @@ class Stage:
         except WrongError as error:
             self.world.scheduler.violated(str(error))
 
+    async def _check_work(self) -> None:
+        """Expect that publishers and readers of a healthy partition wait for milliseconds only, whatever has happened before."""
+        if self.world.network.is_faulty or self.world.nats.is_faulty or any(node.disk.is_faulty for node in self.world.nodes):
+            return
+        try:
+            streams = await self.client.admin.list_streams()
+        except LiftError:
+            return  # the script has left no controller
+        for stream in streams[:_PROBED_STREAMS]:
+            partition = stream.partitions[0] if stream.partitions else None
+            if (
+                partition is None
+                or set(partition.isr) != set(partition.replicas)
+                or not all(self[node].is_ready for node in partition.replicas)
+            ):
+                continue
+            consumer = self.client.consume(stream.name, start="latest")
+            reading = asyncio.ensure_future(anext(aiter(consumer)))
+            await asyncio.sleep(_PROBE_S)
+            began_s = self.now_s
+            try:
+                await self.publish(stream.name, 1, value=b"probe")
+            except LiftError:  # the script has paused or limited the stream
+                reading.cancel()
+                continue
+            acked_s = self.now_s
+            await reading
+            took = {"ack": acked_s - began_s, "read": self.now_s - acked_s}
+            self.expect({what: s for what, s in took.items() if s > _PROBE_S}, {}, f"slow work in {stream.name}, in seconds")
+
     async def _check_pages(self) -> None:
         """Expect that each node that answers reports possible figures, and the same ones in its status and its metrics."""
         if self.world.network.is_faulty or self.world.nats.is_faulty or self.cast.max_payload_bytes < _PAGE_BYTES:
@@ -195,9 +232,36 @@ class Stage:
         for node in [one for one in self.world.nodes if one.is_ready and not one.is_stopping]:
 
             async def wrong(name: str = node.name) -> list[str]:
-                return wrong_pages(await self.status(name), await self.metrics(name))
+                return wrong_pages(
+                    await self.status(name), await self.metrics(name), has_closed=self._has_closed_replicas(name)
+                )
 
             await self.shows(wrong, [], within_s=3, what=f"what is wrong with the figures of {node.name}")
+
+    def _has_closed_replicas(self, node: str) -> bool:
+        """Return whether the present processes of a node have closed a replica."""
+        lines = [text for name, _, text in self.lines if name.partition(".")[0] == node]
+        start = max((at for at, text in enumerate(lines) if text.startswith("node.up:")), default=0)
+        return any("role=STOPPED" in text or "role=FAILED" in text for text in lines[start:])
+
+    async def _check_connections(self) -> None:
+        """Expect that nodes have the subscriptions that they need, and count the messages that their NATS servers count."""
+        if self.world.network.is_faulty or self.world.nats.is_faulty:
+            return
+
+        async def subscriptions() -> list[str]:
+            return wrong_subscriptions(self.world)
+
+        await self.shows(subscriptions, [], within_s=3, what="what is wrong with the subscriptions of the nodes")
+        if self.cast.max_payload_bytes < _PAGE_BYTES:
+            return
+        for node in [one for one in self.world.nodes if one.is_ready and not one.is_stopping]:
+
+            async def traffic(name: str = node.name) -> list[str]:
+                before = Traffic(self.world, name)
+                return wrong_traffic(await self.status(name), before, Traffic(self.world, name))
+
+            await self.shows(traffic, [], within_s=3, what=f"what is wrong with the traffic of {node.name}")
 
     def _check_records(self) -> None:
         """Expect that all replicas have the same committed records, and each acknowledged record that was not deleted [D1, D4]."""

@@ -84,6 +84,7 @@ async def script_controller_quarantines_the_directory_of_a_wrong_image(s: Stage)
     old = s["n1"].disk.folder / "raft-diverged"
     for number in range(2):
         (raft / "diverged").write_text("12\n")
+        (raft / "diverged").chmod(0o640)
         wrong = (raft / "journal").read_bytes()
         s.forget_log()
         await s.start("n1")
@@ -290,6 +291,7 @@ async def script_lock_of_a_data_directory_is_no_file(s: Stage) -> None:
         else:
             lock.rmdir()
     lock.write_text("a process that has ended, with a long text\n")
+    lock.chmod(0o640)
     await s.start("n1")
     s.expect(lock.read_text().strip().isdigit(), True, f"id of the process in the lock {lock.read_text()!r}")
 
