@@ -720,6 +720,7 @@ class PartitionWorker(PartitionShell):
                 self._node.folder.delete_partition(self.key)
                 self._node.promises.forget(self.key.folder)
                 self.has_flushed_all = True
+                logger.info("partition deleted partition=%s", self.key)
         except (LiftError, OSError) as error:
             logger.error("log not closed partition=%s error=%s: continuing", self.key, error)
             return False

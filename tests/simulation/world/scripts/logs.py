@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections import Counter
 
 from liftpy.config import FlushPolicy
@@ -94,6 +95,36 @@ async def script_stream_is_deleted_while_a_replica_is_away(s: Stage) -> None:
         away in orders.partitions[0].replicas,
         "known streams stay",
     )
+
+
+@script()
+async def script_disk_fails_while_a_log_is_deleted(s: Stage) -> None:
+    """Given a deleted stream, when the disk of a node fails, the node reports no deletion, and keeps the files until its restart.
+
+    A node reports the deletion when its files are deleted.
+    """
+    await s.create("orders", leader="n2")
+    await s.publish("orders", 3)
+    s["n1"].disk.next_failures.append(("rename", ".deleted", errno.EIO))
+    s.forget_log()
+    await s.client.admin.delete_stream("orders")
+    for node in ("n2", "n3"):
+        await s.becomes(lambda: s.count_log(node, "partition.deleted") == 1, what=f"{node} deletes it")  # noqa: B023
+        s.expect(list((s[node].disk.folder / "streams").glob("orders-*/0")), [], f"folders of {node}")
+    await asyncio.sleep(1)
+    s.expect_log(
+        "n1",
+        "ERROR partition.close_failed: log not closed partition=orders/0 error=Cannot remove *",
+        about="partition=orders/0 e",
+    )
+    s.expect(s.count_log("n1", "partition.deleted"), 0, "deletions that n1 reports")
+    s.expect(len(list((s["n1"].disk.folder / "streams").glob("orders-*/0"))), 1, "folders of n1")
+    await s.stop("n1")
+    await s.start("n1")
+    unknown = await s.unknown_streams("n1")
+    s.expect([name.partition("-")[0] for name in unknown], ["orders"], "unknown streams after a restart")
+    await s.client.admin.remove_data("n1", unknown)
+    s.expect(list((s["n1"].disk.folder / "streams").glob("orders-*/0")), [], "folders of n1")
 
 
 @script(nodes=4)
