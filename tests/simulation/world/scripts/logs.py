@@ -236,9 +236,9 @@ async def script_idle_partitions_cost_few_messages(s: Stage) -> None:
     s.expect([one for one in subjects if one.endswith((".replicate", ".offset"))], [], "fetches of single partitions")
     kinds = Counter(subject.split(".")[1] for subject in subjects)
     s.expect(50 <= kinds["notify"] <= 62, True, f"notifications in 10 s, {kinds['notify']}")
-    s.expect(kinds["control"], 80, "heartbeats in 10 s: four a second of two nodes")
+    s.expect(77 <= kinds["control"] <= 82, True, f"heartbeats of two nodes in 10 s, four a second of each, {kinds['control']}")
     s.expect(kinds["raft"] <= 260, True, f"messages of the metadata group in 10 s, {kinds['raft']}")
-    s.expect(kinds["feed"] in (20, 21), True, f"messages of the feed in 10 s, {kinds['feed']}")
+    s.expect(18 <= kinds["feed"] <= 22, True, f"messages of the feed in 10 s, {kinds['feed']}")
     quiet = [await s.metric(node, "partitions_quiet") for node in s.names]
     s.expect(sum(quiet), 24, "quiet replicas")
     s.expect([await s.metric(node, "incidents_total", "idle_poll_timeout") for node in s.names], [0, 0, 0], "lost polls")
@@ -321,11 +321,19 @@ async def script_kill_after_lazy_flushes_loses_nothing_that_two_replicas_have(s:
 
 @script()
 async def script_leader_that_its_only_follower_does_not_hear_continues_to_lead(s: Stage) -> None:
-    """Given a follower that hears nothing of its leader, when it reports this, the leader answers the controllers and leads on."""
-    leader = await s.create("orders", replicas=2)
+    """Given a follower that hears nothing of its leader, when it reports this, the leader answers the controllers and leads on.
+
+    The metadata leader has no replica, so it hears both of them.
+    """
+    await s.create("orders", replicas=2)
+    leader, follower = s.others(await s.controller())
+    await s.client.admin.reassign(await s.client.admin.stream("orders"), 0, [leader, follower])
+    await s.shows(lambda: s.isr("orders"), sorted((leader, follower)))
+    if s.leader("orders") != leader:
+        await s.client.admin.elect_leader("orders", 0, leader)
+        await s.becomes(lambda: s.leader("orders") == leader, what=f"{leader} leads")
     await s.publish("orders", 2)
     before = (await s.client.admin.stream("orders")).partitions[0]
-    follower = next(node for node in before.replicas if node != leader)
     lost = []
 
     def loses(client: str, message: Message) -> bool:
