@@ -336,8 +336,6 @@ class Partitions:
             later = allowed is None
             if allowed is False:
                 self._departed.deletion_denied(key)
-        if is_removed:
-            logger.info("partition deleted partition=%s", key)
         clean = await worker.stop(delete=is_removed and not self._stopping)
         self.counts.closed(worker)
         self.log_ends.pop(key.folder, None)

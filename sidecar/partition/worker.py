@@ -646,6 +646,7 @@ class PartitionWorker(PartitionShell):
                 self._node.folder.delete_partition(self.key)
                 self._node.promises.forget(self.key.folder)
                 self.has_flushed_all = True
+                logger.info("partition deleted partition=%s", self.key)
         except (LiftError, OSError) as error:
             logger.error("log not closed partition=%s error=%s: continuing", self.key, error)
             if healthy and not delete:  # a full disk may have no room for the checkpoint of a log that is complete

@@ -124,7 +124,7 @@ EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.partitions", "data of an unknown stream removed directory=%s bytes=%d"): "partition.unknown_data_removed",
     ("liftpy.partitions", "partition not deleted partition=%s: it has left this node, b"): "partition.deletion_waits",
     ("liftpy.partitions", "metadata went back or was rescued partitions=%d: keeping the"): "partition.kept",
-    ("liftpy.partitions", "partition deleted partition=%s"): "partition.deleted",
+    ("liftpy.partition", "partition deleted partition=%s"): "partition.deleted",
     ("liftpy.partitions", "partition deleted partition=%s: it has left this node"): "partition.deleted_moved_away",
     ("liftpy.partitions", "partition not deleted partition=%s: the metadata feed remove"): "partition.deletion_contradicted",
     ("liftpy.partitions", "partition not deleted partition=%s: no controller confirms t"): "partition.deletion_unconfirmed",

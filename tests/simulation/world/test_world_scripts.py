@@ -23,8 +23,8 @@ NAMES = [
 
 
 @pytest.fixture(scope="module")
-def results() -> dict[str, list[str]]:
-    """Return script -> wrong expectations and broken rules."""
+def results() -> dict[str, tuple[int, list[str]]]:
+    """Return script -> its seed, and wrong expectations and broken rules."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.simulation.world.scripts", "--json", *(["--long"] if is_long() else [])],
         cwd=ROOT,
@@ -36,10 +36,13 @@ def results() -> dict[str, list[str]]:
     )
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert rows, done.stderr[-4000:]
-    return {row["script"]: row["violations"] for row in rows}
+    return {row["script"]: (row["seed"], row["violations"]) for row in rows}
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", NAMES)
-def test_world_script_played_in_virtual_time_meets_all_expectations(name: str, results: dict[str, list[str]]) -> None:
-    assert results[name] == []
+def test_world_script_played_in_virtual_time_meets_all_expectations(
+    name: str, results: dict[str, tuple[int, list[str]]]
+) -> None:
+    seed, violations = results[name]
+    assert violations == [], f"python -m tests.simulation.world.scripts --seed {seed} {name}"

@@ -322,13 +322,17 @@ class Disk:
         self._files.clear()
         self._folders.clear()
 
-    def flip_bit(self) -> str:
+    def flip_bit(self, *, closed: bool = False) -> str:
         """Flip one bit of a segment file. Return its name, '' without one.
 
-        The header of the last batch stays: with another size, the batch looks like a torn write.
+        The header of the last batch stays: with another size, the batch looks like a torn write. ``closed``: not of the newest
+        segment of a log.
         """
         draw = self.scheduler.random
         files = sorted(path for path in self.folder.glob("streams/*/*/*.log") if path.stat().st_size > 64)
+        if closed:
+            newest = {path.parent: path for path in files}
+            files = [path for path in files if path != newest[path.parent]]
         if not files:
             return ""
         self.is_damaged = True

@@ -195,6 +195,7 @@ def adapt() -> None:
     setattr(liftpy.client.closest_replica, "_BOOT_ID", SimpleNamespace(read_text=lambda **_: "boot"))  # noqa: B010
     _adapt_workers()
     _adapt_ingest()
+    _adapt_tracing()
     supervisor.adapt(sidecar.runtime.restarts, sidecar.node.node)
     setattr(sidecar.status.status_api, "PAGE_PARTITIONS", 2)  # noqa: B010  # so that a status has several pages
     for name, module in list(sys.modules.items()):
@@ -255,3 +256,11 @@ def _adapt_ingest() -> None:
     from tests.simulation.world.machine import ingest_thread
 
     ingest_thread.adapt(ingest_connection)
+
+
+def _adapt_tracing() -> None:
+    """Let OpenTelemetry describe a process without threads. It waits for them on the event loop, in real time."""
+    import opentelemetry.sdk.resources as resources
+
+    futures = SimpleNamespace(ThreadPoolExecutor=threads.InlinePool, TimeoutError=concurrent.futures.TimeoutError)
+    setattr(resources, "concurrent", SimpleNamespace(futures=futures))  # noqa: B010

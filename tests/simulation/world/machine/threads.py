@@ -195,3 +195,28 @@ class VirtualPool:
 
     def __exit__(self, *_: object) -> None:
         self.shutdown()
+
+
+class InlinePool:
+    """Takes the place of ``ThreadPoolExecutor`` in a library that waits for its jobs on the event loop: each runs at once."""
+
+    def __init__(self, max_workers: int | None = None) -> None:
+        """Do nothing: no job waits for a worker."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> concurrent.futures.Future[Any]:
+        """Run a job."""
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Do nothing: all jobs have ended."""
+
+    def __enter__(self) -> InlinePool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()

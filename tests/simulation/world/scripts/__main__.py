@@ -1,8 +1,10 @@
 """``python -m tests.simulation.world.scripts [NAMES]``: play the scripts of shipped nodes, each in a process of its own.
 
-It prints each script with its result and its CPU time. ``--long``: also the scripts that take long. ``--json``: one line of JSON for
-each. ``--trace NAME``: print its history. ``--seed N``: play them with other delays and other random numbers, default 1. Exit code 1
-if a script fails.
+It prints each script with its result, its seed and its CPU time. ``--long``: also the scripts that take long. ``--json``: one line of
+JSON for each. ``--trace NAME``: print its history. Exit code 1 if a script fails.
+
+The seed of the world decides which node leads the metadata group, all delays, and all random numbers. By default each script has a
+seed between 1 and 8, which follows from its name. ``--seed N``: play all of them with this seed.
 """
 
 from __future__ import annotations
@@ -12,11 +14,19 @@ import importlib
 import json
 import pkgutil
 import sys
+import zlib
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 from tests.simulation.world.machine import interposition
+
+_SEEDS = 8
+
+
+def _seed_of(name: str) -> int:
+    """Return the seed of a script: 1 to ``_SEEDS``."""
+    return 1 + zlib.crc32(name.encode()) % _SEEDS
 
 
 def _play(name: str, seed: int, *, traced: bool = False) -> Any:
@@ -56,12 +66,7 @@ def main() -> int:
     parser.add_argument(
         "--reached", nargs="+", default=[], help="folders of the shells: list the lines in them that no script runs"
     )
-    parser.add_argument(
-        "--seed",
-        type=int,
-        default=1,
-        help="seed of the world, default: 1. With another one, a few scripts fail, because another node leads the metadata group",
-    )
+    parser.add_argument("--seed", type=int, help=f"seed of all worlds, default: 1 to {_SEEDS}, which follows from the name")
     parser.add_argument("--first-failure", action="store_true", help="stop at the first script that fails")
     options = parser.parse_args()
     interposition.install()
@@ -74,7 +79,8 @@ def main() -> int:
 
     names = _load()
     if options.trace:
-        outcome = in_a_fork(lambda: _play(options.trace, options.seed, traced=True))
+        seed = options.seed if options.seed is not None else _seed_of(options.trace)
+        outcome = in_a_fork(lambda: _play(options.trace, seed, traced=True))
         print("\n".join([*outcome.lines, *outcome.violations]))
         return 1 if outcome.violations else 0
     failed, cpu_s = 0, 0.0
@@ -83,18 +89,19 @@ def main() -> int:
         chosen = any(part in name for part in options.names) if options.names else options.long or not SCRIPTS[name][1].long
         if not chosen:
             continue
-        outcome = in_a_fork(_player(name, options.seed, measured, options.reached))
+        seed = options.seed if options.seed is not None else _seed_of(name)
+        outcome = in_a_fork(_player(name, seed, measured, options.reached))
         violations = ["the simulator itself has failed"] if outcome is None else outcome.violations
         failed += bool(violations)
         cpu_s += 0 if outcome is None else outcome.cpu_s
         for file, lines in outcome.reached.items() if outcome is not None else ():
             reached.setdefault(file, set()).update(lines)
         if options.json:
-            print(json.dumps({"script": name, "violations": violations}), flush=True)
+            print(json.dumps({"script": name, "seed": seed, "violations": violations}), flush=True)
         else:
             found = "".join(f"\n    {text}" for text in violations[:8])
             took = f"{outcome.cpu_s:.1f} s" if outcome is not None else ""
-            print(f"{'FAILED' if violations else 'ok'} {name} {took}{found}", flush=True)
+            print(f"{'FAILED' if violations else 'ok'} {name} seed={seed} {took}{found}", flush=True)
         if violations and options.first_failure:
             break
     if options.reached:

@@ -38,7 +38,7 @@ async def script_disk_is_full_and_has_room_again(s: Stage) -> None:
     s.expect_in("NO_SPACE", text)
     await s.becomes(lambda: s.leader("orders") in ("n1", "n3"), within_s=2, what="another node leads")
     s.expect(await s.publish("orders", 2, first=40), [40, 41], "offsets at the new leader")
-    await asyncio.sleep(4)
+    await asyncio.sleep(1)  # the full node begins to retry 5 s after its controller has failed
     s.expect_log(
         "n2",
         """
@@ -207,32 +207,37 @@ async def script_flush_fails_and_then_the_power_fails(s: Stage) -> None:
 
 @script()
 async def script_scrub_finds_a_flipped_bit_and_the_node_repairs_it(s: Stage) -> None:
-    """Given closed segments, when a bit of one flips, the scrub finds it, and the node gets the records from another replica."""
-    await s.create("orders", leader="n2", segment_bytes=4096)
+    """Given closed segments, when a bit of one flips, the scrub finds it, and the node gets the records from another replica.
+
+    The node leads neither the partition nor the metadata group.
+    """
+    leader = await s.controller()
+    await s.create("orders", leader=leader, segment_bytes=4096)
     await s.publish("orders", 60, value=_VALUE)
     wanted = await s.read("orders")
     s.forget_log()
-    node = s["n1"]
-    s.change_settings("n1", scrub_bytes_per_s=100_000)
-    node.disk.flip_bit()
+    name = s.others(leader)[0]
+    node = s[name]
+    s.change_settings(name, scrub_bytes_per_s=100_000)
+    node.disk.flip_bit(closed=True)
     await s.becomes(lambda: bool(node.exits) and node.is_ready, within_s=90, what="the node restarts")
     await s.shows(lambda: s.isr("orders"), s.names)
-    await s.becomes(lambda: s.count_log("n1", "replica.repaired") == 1, within_s=70, what="the quarantined files are removed")
+    await s.becomes(lambda: s.count_log(name, "replica.repaired") == 1, within_s=70, what="the quarantined files are removed")
     s.expect_log(
-        "n1",
-        """
+        name,
+        f"""
         INFO node.settings_reloaded: settings reloaded applied=scrub_bytes_per_s waiting_for_restart=none
         ERROR scrub.damage: damage found partition=orders/0 error=Damaged batch *: its CRC-32C does not match.*
         ERROR replica.storage_failed: storage failed partition=orders/0 error=Damaged batch *
         INFO replica.role_changed: * partition=orders/0 role=FAILED *
         WARNING isr.left: replica removed from the ISR partition=orders/0 reason=Damaged batch *
-        ERROR node.restart_for_repair: log damaged node=n1 log=orders/0: Damaged batch *: restarting to repair it
+        ERROR node.restart_for_repair: log damaged node={name} log=orders/0: Damaged batch *: restarting to repair it
         INFO node.transferring_leaderships: *
         INFO replica.role_changed: * partition=orders/0 role=STOPPED *
-        INFO node.stopped: node stopped node=n1 clean=no *
+        INFO node.stopped: node stopped node={name} clean=no *
         ERROR log.damaged: log damaged log=*/orders-*/0 report=*
         WARNING node.registered_with_warning: node registered warning=may have lost acknowledged data: out of 0 partitions *
-        INFO node.up: node started node=n1 incarnation=4
+        INFO node.up: node started node={name} incarnation=4
         INFO partition.opened: partition opened partition=orders/0 log_start=0 newest_offset=* hw=*
         WARNING log.recovered: log recovered partition=orders/0 report=*
         INFO replica.role_changed: * partition=orders/0 role=FOLLOWER *
@@ -241,13 +246,13 @@ async def script_scrub_finds_a_flipped_bit_and_the_node_repairs_it(s: Stage) -> 
         """,
     )
     s.expect(node.exits, [75], "exit code")
-    shown = (await s.status("n1"))["scrub"]
+    shown = (await s.status(name))["scrub"]
     s.expect(shown["findings"], 1, "findings in the status")
     s.expect_in("orders/0: *: Damaged batch", shown["last_finding"])
-    s.expect(await s.metric("n1", "scrub_damage_total"), 1, "findings of the scrub")
-    s.expect(await s.metric("n1", "damaged_segments_total"), 1, "damaged segments")
-    await s.client.admin.elect_leader("orders", 0, "n1")
-    await s.becomes(lambda: s.leader("orders") == "n1", what="n1 leads")
+    s.expect(await s.metric(name, "scrub_damage_total"), 1, "findings of the scrub")
+    s.expect(await s.metric(name, "damaged_segments_total"), 1, "damaged segments")
+    await s.client.admin.elect_leader("orders", 0, name)
+    await s.becomes(lambda: s.leader("orders") == name, what=f"{name} leads")
     s.expect(await s.read("orders") == wanted, True, "the records of the repaired replica are those of the others")
 
 
@@ -420,20 +425,23 @@ async def script_log_that_lost_its_last_batch_after_a_clean_stop_leaves_the_isr(
 async def script_kill_and_lost_files_of_a_log(s: Stage) -> None:
     """Given a killed node whose log files are lost, when it starts, it says so, leaves the ISR, and copies the records again.
 
-    The directory of one log is lost, and the segments of another one.
+    The directory of one log is lost, and the segments of another one. The node leads neither
+    a partition nor the metadata group.
     """
+    leader = await s.controller()
+    killed = s.others(leader)[0]
     for name in ("orders", "jobs"):
-        await s.create(name, leader="n2")
+        await s.create(name, leader=leader)
         await s.publish(name, 10)
-    s["n1"].kill()
-    streams = s["n1"].disk.folder / "streams"
+    s[killed].kill()
+    streams = s[killed].disk.folder / "streams"
     shutil.rmtree(next(streams.glob("orders-*/0")))
     for segment in streams.glob("jobs-*/0/*.log"):
         segment.unlink()
     s.forget_log()
-    await s.start("n1")
+    await s.start(killed)
     s.expect_log(
-        "n1",
+        killed,
         """
         ERROR log.directory_lost: log directory missing log=orders-*/0: records that this node acknowledged are lost here, *
         ERROR log.segments_lost: all segments missing log=*/jobs-*/0: records that this node acknowledged are lost here, *
@@ -448,7 +456,7 @@ async def script_kill_and_lost_files_of_a_log(s: Stage) -> None:
     )
     for name in ("orders", "jobs"):
         await s.shows(lambda: s.isr(name), s.names)  # noqa: B023
-        s.expect((await s.row("n1", name))["high_watermark"], 9, f"high watermark of {name}")
+        s.expect((await s.row(killed, name))["high_watermark"], 9, f"high watermark of {name}")
 
 
 @script()

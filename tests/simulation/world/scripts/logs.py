@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections import Counter
 
 from liftpy.config import FlushPolicy
@@ -94,6 +95,36 @@ async def script_stream_is_deleted_while_a_replica_is_away(s: Stage) -> None:
         away in orders.partitions[0].replicas,
         "known streams stay",
     )
+
+
+@script()
+async def script_disk_fails_while_a_log_is_deleted(s: Stage) -> None:
+    """Given a deleted stream, when the disk of a node fails, the node reports no deletion, and keeps the files until its restart.
+
+    A node reports the deletion when its files are deleted.
+    """
+    await s.create("orders", leader="n2")
+    await s.publish("orders", 3)
+    s["n1"].disk.next_failures.append(("rename", ".deleted", errno.EIO))
+    s.forget_log()
+    await s.client.admin.delete_stream("orders")
+    for node in ("n2", "n3"):
+        await s.becomes(lambda: s.count_log(node, "partition.deleted") == 1, what=f"{node} deletes it")  # noqa: B023
+        s.expect(list((s[node].disk.folder / "streams").glob("orders-*/0")), [], f"folders of {node}")
+    await asyncio.sleep(1)
+    s.expect_log(
+        "n1",
+        "ERROR partition.close_failed: log not closed partition=orders/0 error=Cannot remove *",
+        about="partition=orders/0 e",
+    )
+    s.expect(s.count_log("n1", "partition.deleted"), 0, "deletions that n1 reports")
+    s.expect(len(list((s["n1"].disk.folder / "streams").glob("orders-*/0"))), 1, "folders of n1")
+    await s.stop("n1")
+    await s.start("n1")
+    unknown = await s.unknown_streams("n1")
+    s.expect([name.partition("-")[0] for name in unknown], ["orders"], "unknown streams after a restart")
+    await s.client.admin.remove_data("n1", unknown)
+    s.expect(list((s["n1"].disk.folder / "streams").glob("orders-*/0")), [], "folders of n1")
 
 
 @script(nodes=4)
@@ -205,9 +236,9 @@ async def script_idle_partitions_cost_few_messages(s: Stage) -> None:
     s.expect([one for one in subjects if one.endswith((".replicate", ".offset"))], [], "fetches of single partitions")
     kinds = Counter(subject.split(".")[1] for subject in subjects)
     s.expect(50 <= kinds["notify"] <= 62, True, f"notifications in 10 s, {kinds['notify']}")
-    s.expect(kinds["control"], 80, "heartbeats in 10 s: four a second of two nodes")
+    s.expect(77 <= kinds["control"] <= 82, True, f"heartbeats of two nodes in 10 s, four a second of each, {kinds['control']}")
     s.expect(kinds["raft"] <= 260, True, f"messages of the metadata group in 10 s, {kinds['raft']}")
-    s.expect(kinds["feed"] in (20, 21), True, f"messages of the feed in 10 s, {kinds['feed']}")
+    s.expect(18 <= kinds["feed"] <= 22, True, f"messages of the feed in 10 s, {kinds['feed']}")
     quiet = [await s.metric(node, "partitions_quiet") for node in s.names]
     s.expect(sum(quiet), 24, "quiet replicas")
     s.expect([await s.metric(node, "incidents_total", "idle_poll_timeout") for node in s.names], [0, 0, 0], "lost polls")
@@ -290,11 +321,19 @@ async def script_kill_after_lazy_flushes_loses_nothing_that_two_replicas_have(s:
 
 @script()
 async def script_leader_that_its_only_follower_does_not_hear_continues_to_lead(s: Stage) -> None:
-    """Given a follower that hears nothing of its leader, when it reports this, the leader answers the controllers and leads on."""
-    leader = await s.create("orders", replicas=2)
+    """Given a follower that hears nothing of its leader, when it reports this, the leader answers the controllers and leads on.
+
+    The metadata leader has no replica, so it hears both of them.
+    """
+    await s.create("orders", replicas=2)
+    leader, follower = s.others(await s.controller())
+    await s.client.admin.reassign(await s.client.admin.stream("orders"), 0, [leader, follower])
+    await s.shows(lambda: s.isr("orders"), sorted((leader, follower)))
+    if s.leader("orders") != leader:
+        await s.client.admin.elect_leader("orders", 0, leader)
+        await s.becomes(lambda: s.leader("orders") == leader, what=f"{leader} leads")
     await s.publish("orders", 2)
     before = (await s.client.admin.stream("orders")).partitions[0]
-    follower = next(node for node in before.replicas if node != leader)
     lost = []
 
     def loses(client: str, message: Message) -> bool:
