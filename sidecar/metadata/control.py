@@ -282,6 +282,7 @@ class Forwarder:
         self._subject = subjects.control_node(node_id)
         self._inbox = f"{subjects.inbox(node_id)}.{secrets.token_hex(11)}.heartbeats"
         self._listener: Listener | None = None
+        self._closed = False
         self._sent: dict[bytes, Answered] = {}
         """Operation id of an unanswered heartbeat -> callback for its answer, oldest first."""
         self._guard = RequestGuard("heartbeat answer", self.counters)
@@ -302,7 +303,13 @@ class Forwarder:
             self._changed = asyncio.Event()
 
     def send_heartbeat(self, request: pb.ControlRequest, answered: Answered) -> None:
-        """Send ``request`` once, without waiting. ``answered``: called with the answer. Without responders, it is UNAVAILABLE."""
+        """Send ``request`` once, without waiting. ``answered``: called with the answer. Without responders, it is UNAVAILABLE.
+
+        After ``close``, the request still keeps the session of the node alive, but nobody gets the answer.
+        """
+        if self._closed:
+            self._connection.send(self._subject, (frames.seal(request),), self._inbox)
+            return
         if self._listener is None:
             self._listener = self._connection.listen(self._inbox, self._guard.handler(self._answer_arrived))
         if len(self._sent) >= _MAX_UNANSWERED:
@@ -325,7 +332,8 @@ class Forwarder:
             on_response(response)
 
     def close(self) -> None:
-        """Drop the answers to heartbeats that arrive from now on."""
+        """Drop the answers to heartbeats that arrive from now on, and end their subscription."""
+        self._closed = True
         if self._listener is not None:
             self._listener.close()
         self._sent.clear()
