@@ -212,6 +212,12 @@ def test_feature_level_marked_irreversible_rejects_a_downgrade() -> None:
     assert answer.detail.startswith(f"level {NEXT} has written what versions before it can't read")
 
 
+def test_feature_level_downgrade_to_the_oldest_supported_level_is_accepted() -> None:
+    driver = finalized("a", features=(FEATURES[-1], NEXT_FEATURE))
+    assert asked(driver, NOW, heard_of(driver)).error == Error.OK
+    assert driver.fsm.image.feature_level == NOW
+
+
 def test_feature_level_downgrade_by_two_levels_is_rejected() -> None:
     driver = a_driver("a", features=(*BOTH, replace(NEXT_FEATURE, level=NEXT + 1)))
     assert asked(driver, NEXT + 1, heard_of(driver)).error == Error.OK

@@ -70,10 +70,18 @@ def test_metadata_image_diff_of_equal_images_is_empty() -> None:
     restored.restore(driver.fsm.snapshot())
     assert not diff(driver.fsm.image, driver.fsm.image)
     assert not diff(driver.fsm.image, restored.image)
-    old = driver.fsm.image
+
+
+def test_metadata_image_diff_finds_a_change_in_both_directions_and_between_snapshots() -> None:
+    driver = Driver(("a", "b"))
+    driver.create()
+    old, old_restored = driver.fsm.image, born_fsm()
+    old_restored.restore(driver.fsm.snapshot())
     driver.change_isr(["a"])
-    assert [str(c.key) for c in diff(restored.image, driver.fsm.image).partitions] == ["orders/0"]
-    assert [str(c.key) for c in diff(driver.fsm.image, old).partitions] == ["orders/0"]
+    new, new_restored = driver.fsm.image, born_fsm()
+    new_restored.restore(driver.fsm.snapshot())
+    for pair in ((new, old), (old_restored.image, new), (old_restored.image, new_restored.image)):
+        assert [str(c.key) for c in diff(*pair).partitions] == ["orders/0"]
 
 
 def rates(config: StreamConfig) -> tuple[int, int, int]:

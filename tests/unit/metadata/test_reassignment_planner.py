@@ -115,7 +115,8 @@ def test_reassignment_planner_limits_copies_and_begins_the_oldest_first() -> Non
     for number in reversed(range(12)):
         reassign(moved, "f" if moved.driver.partition(number=number).leader == "e" else "e", partition=number)
     moved.copies = False
-    for _ in range(5):
+    assert moved.step() == ["beginCopy"] * 3
+    for _ in range(4):
         moved.step()
     joining = [p for _, p in moved.partitions() if p.joining]
     assert len(joining) == 3

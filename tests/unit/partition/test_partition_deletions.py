@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -19,6 +19,7 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.records import PartitionStateChanged, StreamDeleted, replay
 from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.errors import StorageError
 from sidecar.disk.data_folder import DataDirectory
 from sidecar.partition.metric_sums import NodeCounts
 from tests.born import born_fsm, registration
@@ -102,7 +103,14 @@ async def node(monkeypatch: pytest.MonkeyPatch) -> Any:
     partitions.image_changed(ClusterImage(), controllers.image)
     async with asyncio.timeout(30):
         await partitions.wait_until_open()
-        yield SimpleNamespace(controllers=controllers, deleted=deleted, later=later, partitions=partitions, deletions=deletions)
+        yield SimpleNamespace(
+            controllers=controllers,
+            deleted=deleted,
+            later=later,
+            partitions=partitions,
+            deletions=deletions,
+            folder=tools.folder,
+        )
         assert await partitions.stop()
 
 
@@ -174,6 +182,25 @@ async def test_partition_deletion_confirmed_late_deletes_the_data(node: Any, mon
         while len(node.later) < 5:
             await asyncio.sleep(0.001)
     assert sorted(key.partition for key in node.later) == [0, 1, 2, 3, 4]
+
+
+async def test_partition_deletion_that_the_disk_rejects_is_logged_as_an_error(
+    node: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(key: PartitionKey) -> None:
+        raise StorageError("the disk does not answer")
+
+    caplog.set_level("INFO", "liftpy.node")
+    node.folder.delete_partition = fail
+    before = node.controllers.image
+    node.controllers.answer = lambda _: UNAVAILABLE
+    node.partitions.image_changed(before, held_elsewhere(before))
+    await node.partitions.wait_until_open()
+    monkeypatch.setattr(node.deletions, "is_allowed", AsyncMock(return_value=True))
+    await node.partitions.delete_moved_logs([f"s-{before.streams['s'].uid}/0"])
+    lines = [line for line in caplog.messages if "partition=s/0" in line and "deleted" in line]
+    assert [line.partition(" partition=")[0] for line in lines[-1:]] == ["partition not deleted"]
+    assert "the disk does not answer" in lines[-1]
 
 
 async def test_partition_that_returns_during_its_late_deletion_keeps_its_data(

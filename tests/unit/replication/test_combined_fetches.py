@@ -263,9 +263,11 @@ class Node:
 def test_combined_fetches_request_each_partition_once_per_three_rounds() -> None:
     node = Node(10)
     assert node.quiet.interval_ns == S
-    for _ in range(5):
+    for newer in range(10, 15):
         asked_for = Counter(one for _ in range(3) for question in node.answered_turn() for one in question.fetches)
         assert asked_for == Counter(node.fetches)
+        node.fetches.append(fetch(newer))
+        node.quiet.add(node.fetches[-1], "n2", node.now_ns)
 
 
 def test_combined_fetches_request_a_partition_every_third_round_while_others_change() -> None:

@@ -52,6 +52,22 @@ def test_follower_after_a_batch_fragment_sends_the_next_fetch_with_its_own_timeo
     assert follower.only(do.AppendFetched).last_offset == 2
 
 
+def test_follower_retries_soon_again_after_a_batch_fragment_from_its_leader() -> None:
+    follower = Stepped("b").follows()
+
+    def fail_ns() -> int:
+        request = follower.only(FetchRequest)
+        follower.step(ev.RequestFailed(request_id=request.request_id, reason="no responders"))
+        delay_ns = follower.deadlines[Deadline.FETCH] - follower.now_ns
+        follower.fire(Deadline.FETCH)
+        return delay_ns
+
+    first_ns, *_, last_ns = [fail_ns() for _ in range(5)]
+    assert last_ns > 4 * first_ns
+    follower.step(ev.FetchPieceArrived(request_id=follower.only(FetchRequest).request_id, leader_epoch=1))
+    assert fail_ns() < 2 * first_ns
+
+
 def test_idle_follower_ignores_an_unreadable_second_response() -> None:
     follower = idle()
     follower.step(ev.RequestFailed(request_id=follower.role._idle_request_id, reason="unreadable"))
@@ -148,6 +164,20 @@ def test_follower_backoff_is_not_shortened_by_an_isr_change() -> None:
     )
     follower.told(state("c", isr="b", epoch=5, leader_epoch=3))
     assert not follower.has(EpochQuery)
+
+
+def test_follower_that_truncated_its_newest_epoch_fetches_with_the_epoch_before_it() -> None:
+    follower = Stepped("b").opened(10, 5, ((1, 0), (3, 6)))
+    follower.told(state(leader_epoch=4))
+    query = follower.only(EpochQuery)
+    assert query.requested_epoch == 3
+    follower.step(
+        EpochAnswer(token=1, request_id=query.request_id, leader_epoch=1, last_offset=5, current_epoch=4, log_start_offset=0)
+    )
+    end_offset = follower.only(do.TruncateLog).end_offset
+    follower.step(ev.LogTruncated(end_offset=end_offset))
+    request = follower.only(FetchRequest)
+    assert (end_offset, request.offset, request.offset_epoch) == (6, 5, 1)
 
 
 @pytest.mark.parametrize("end", [0, 3])
@@ -301,6 +331,7 @@ def test_leader_with_a_full_disk_rejects_publishes_only_with_a_lease() -> None:
         for replica in "bc":
             stepped.fetch(replica, -1)
         failed(stepped, no_space=no_space, token=50)
+        assert stepped.replica.phase == "broken"
         assert told in stepped.out
         publish = ev.PublishesReceived(token=50, record_count=1, size_bytes=1, received_wall_ns=0)
         assert stepped.step(publish) == [told]

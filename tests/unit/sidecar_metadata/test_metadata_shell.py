@@ -88,14 +88,36 @@ async def test_node_membership_registration_with_the_id_of_a_running_node_raises
     assert len(group.asked) == 1
 
 
-async def test_node_membership_drain_ends_at_its_timeout_or_when_rejected(quick: None, tmp_path: Path) -> None:
-    made, group, _, _ = a_member(
-        tmp_path, pb.ControlResponse(error=UNAVAILABLE, index=999), pb.ControlResponse(error=OK, index=999)
-    )
+async def test_node_membership_live_waits_until_the_image_shows_its_process_unfenced(tmp_path: Path) -> None:
+    made, group, _, _ = a_member(tmp_path)
+    made.incarnation = 7
+    waiting = asyncio.ensure_future(made.live(3600))
+    for fields in ({"incarnation": 6}, {"incarnation": 8}, {"fenced": True}):
+        group.show_node(6, **fields)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not waiting.done()
+    group.show_node(7)
     async with asyncio.timeout(30):
+        await waiting
+        made.incarnation = 99
+        await made.live(0.0)
+
+
+async def test_node_membership_drain_ends_at_its_timeout_or_when_rejected(quick: None, tmp_path: Path) -> None:
+    driver = Driver(("n4", "n5"), elections=True)
+    driver.create("orders", partitions=2, replicationFactor=2)
+    assert driver.ask(drainNode=pb.DrainNode(nodeId="n4", incarnation=driver.incarnation("n4"))).error == OK
+    answers = [
+        pb.ControlResponse(error=error, index=index) for error, index in ((UNAVAILABLE, 999), (OK, 999), (OK, driver.index))
+    ]
+    made, group, _, _ = a_member(tmp_path, *answers)
+    group.shown = driver.fsm.image
+    async with asyncio.timeout(10):
         await made.drain(3600)
         await made.drain(0.01)
-    assert len(group.asked) == 2
+        await made.drain(0.01)  # the successor does not lead yet
+    assert len(group.asked) == 3
 
 
 # ---- the feed ----------------------------------------------------------------------------------------------------------

@@ -191,9 +191,11 @@ async def test_node_membership_undecided_heartbeat_is_repeated_at_once(driven: D
 
 
 # ---- the end -------------------------------------------------------------------------------------------------------------------
-async def test_node_membership_leaves_after_its_last_heartbeat(beating: Driven) -> None:
+async def test_node_membership_leaves_after_its_last_heartbeat(beating: Driven, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "liftpy.membership")
     await until(lambda: "heartbeat" in beating.group.kinds())
     await beating.member.leave(1.0)
+    assert caplog.messages == []
     kinds = beating.group.kinds()
     assert kinds[-1] == "fenceNode"
     assert (beating.group.asked[-1].fenceNode.nodeId, beating.group.asked[-1].fenceNode.incarnation) == ("n4", 7)

@@ -545,7 +545,7 @@ async def script_disk_fails_for_small_files(s: Stage) -> None:
     s.expect(node.exits, [], "ends of the process")
 
 
-@script(slow_flush_time_s=2.0, slow_flush_isr_backoff_s=5.0)
+@script(slow_flush_time_s=2.0, slow_flush_isr_backoff_s=5.0, min_leadership_s=1.0)
 async def script_disk_of_one_node_is_much_slower_than_the_others(s: Stage) -> None:
     """Given a follower with slow flushes, commits no longer wait for it. Given a leader with them, another node leads."""
     await s.create("orders", leader="n2")
@@ -572,6 +572,10 @@ async def script_disk_of_one_node_is_much_slower_than_the_others(s: Stage) -> No
     s.expect(s.now_s - began_s < 0.2, True, "commits without the slow replica")
     await s.shows(lambda: s.isr("orders"), s.names, within_s=30)
     s.expect(await s.metric("n2", "replicas_with_slow_disks"), 0, "slow disks after a time without slow flushes")
+    s.forget_log()
+    await publish_slowly("n2", "role=CANDIDATE")
+    await s.becomes(lambda: s.leader("orders") not in ("", "n2"), what="another node leads")
+    s.expect(await s.metric("n2", "incidents_total", "transfer_slow_disk"), 1, "leaderships transferred from a slow disk")
 
 
 @script(nodes=4, hw_checkpoint_interval_s=1.0)
