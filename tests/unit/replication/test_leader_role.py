@@ -94,16 +94,16 @@ def test_leader_with_an_empty_log_or_epoch_answers_epoch_queries_with_the_end_of
 def test_leader_may_reject_publishes_while_no_successor_can_have_them(policy: CommitPolicy) -> None:
     """A restarted ISR member may still get records of an earlier leader until it fetches. A quorum election does not need it."""
     leader = Stepped("a").leads(state(leader_epoch=2, policy=policy))
-    assert not leader.replica.may_refuse_publishers(leader.now_ns)
+    assert not leader.replica.may_reject_publishes(leader.now_ns)
     leader.publish(1)
     for follower in "bc":
         leader.fetch(follower, 0)
     assert leader.replica.high_watermark == 0
-    assert leader.replica.may_refuse_publishers(leader.now_ns)
+    assert leader.replica.may_reject_publishes(leader.now_ns)
     leader.told(state(leader_epoch=2, epoch=2, policy=policy), {"a": 1, "b": 1, "c": 2})
-    assert leader.replica.may_refuse_publishers(leader.now_ns) is (policy is CommitPolicy.QUORUM)
+    assert leader.replica.may_reject_publishes(leader.now_ns) is (policy is CommitPolicy.QUORUM)
     leader.fetch("c", 0, incarnation=2)
-    assert leader.replica.may_refuse_publishers(leader.now_ns)
+    assert leader.replica.may_reject_publishes(leader.now_ns)
 
 
 def test_leader_wakes_an_idle_follower_once_per_idle_wait() -> None:
