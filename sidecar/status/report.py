@@ -235,7 +235,7 @@ class Reporter:
             "message_ids_state": "whole" if worker.log_state.ids.is_whole else "lost",
             "message_ids_forgotten": worker.log_state.ids.evicted_count,
             "producers": len(worker.log_state.producers),
-            "producers_bytes": worker.log_state.producers.size_bytes,
+            "producers_bytes": worker.log_state.producers.size_bytes + worker.ingest.open_producers_bytes,
             "producers_state": "full" if worker.log_state.producers.is_full else "open",
             "producers_forgotten": worker.log_state.producers.evicted_count,
             "subjects": len(worker.log_state.subjects),

@@ -346,6 +346,11 @@ class Ingest:
             self._listen()
 
     @property
+    def open_producers_bytes(self) -> int:
+        """Approximate memory of the producers that this leader has opened, in bytes."""
+        return self._registry.size_bytes
+
+    @property
     def is_idle(self) -> bool:
         """True if all received messages are stored or rejected, and all waiting publishers have their answers."""
         undecided = self._backlog is not None and self._backlog.undecided

@@ -698,6 +698,11 @@ class ProducerRegistry:
     def __len__(self) -> int:
         return len(self._grants)
 
+    @property
+    def size_bytes(self) -> int:
+        """Approximate memory of the assigned epochs, in bytes."""
+        return self._share.size_bytes
+
     def ask(self, request: ProducerRequest) -> ProducerGrant | Finding:
         """Open a producer for a process: return its epoch and next sequence. Return a Finding if the process may not continue it."""
         producer_id, instance, sequence = request[:3]

@@ -110,6 +110,15 @@ async def script_strangers_send_what_no_node_understands(s: Stage) -> None:
     s.expect(await s.read("orders"), [b"record-%d" % number for number in range(5)], "records")
 
 
+@script()
+async def script_producers_that_are_open_are_counted(s: Stage) -> None:
+    """Given a producer that has sent to one of two partitions, the status and the metrics of each node count the same memory for it."""
+    await s.create("orders", partitions=2, replicas=1)
+    async with s.client.producer("orders") as producer:
+        await (await producer.send(b"one", partition=0))
+        await s.check_pages()
+
+
 @script(state_checkpoint_bytes=500_000)
 async def script_message_ids_survive_a_restart(s: Stage) -> None:
     """Given message ids in a state file, when all nodes restart, they read the file instead of the log, and know the ids."""

@@ -184,7 +184,7 @@ class Stage:
                 await work(self)
             async with self.connected() as self.client:
                 await self._check_work()
-                await self._check_pages()
+                await self.check_pages()
                 await self._check_connections()
             await self._check_silence()
             self._check_records()
@@ -225,7 +225,7 @@ class Stage:
             took = {"ack": acked_s - began_s, "read": self.now_s - acked_s}
             self.expect({what: s for what, s in took.items() if s > _PROBE_S}, {}, f"slow work in {stream.name}, in seconds")
 
-    async def _check_pages(self) -> None:
+    async def check_pages(self) -> None:
         """Expect that each node that answers reports possible figures, and the same ones in its status and its metrics."""
         if self.world.network.is_faulty or self.world.nats.is_faulty or self.cast.max_payload_bytes < _PAGE_BYTES:
             return
