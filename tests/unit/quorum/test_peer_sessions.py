@@ -364,6 +364,16 @@ def test_raft_hello_of_a_restarted_peer_is_answered_in_a_new_session() -> None:
     assert side.sent() == []
 
 
+def test_raft_hello_for_an_unknown_epoch_is_answered_once_per_interval() -> None:
+    """Otherwise each forged hello costs this member a message."""
+    side = Side().connected()
+    answers = []
+    for now in (101.0, 101.001, 101.002, 101.1):
+        side.hear(frame(HELLO, epoch=71, own=12345), now)
+        answers.append(len(side.sent()) > 0)
+    assert answers == [True, False, False, True]
+
+
 # ---- what is refused -------------------------------------------------------------------------------------------------------------
 @each(
     ("data", "sender", "what"),

@@ -286,6 +286,7 @@ def test_raft_follower_with_many_conflicting_entries_catches_up(tmp_path: Path, 
         net.split(lead + near + far)
         assert net.run(lambda: len(net.values(lead)) == 200, 5)
         assert net.counter(lead, "conflicting_entries_truncated") >= 1
+        assert not any(net.counter(name, "sessions ended: refused message") for name in net.up)
         assert net.values(lead) == net.values(near) == net.values(far)
 
 
