@@ -61,7 +61,13 @@ def test_log_unclean_close_does_not_wait_for_the_running_flush() -> None:
     log.close()
     assert told == []
     assert log.closed == "closed"
-    for use in (lambda: log.read(0, 1), log.checkpoint, lambda: log.truncate_to(3), lambda: log.offset_for_timestamp(0)):
+    for use in (
+        lambda: log.read(0, 1),
+        log.checkpoint,
+        lambda: log.truncate_to(3),
+        lambda: log.drop_prefix(3),
+        lambda: log.offset_for_timestamp(0),
+    ):
         with pytest.raises(LogClosedError, match="The log is closed: closed"):
             use()
 

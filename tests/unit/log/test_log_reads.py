@@ -11,7 +11,7 @@ from liftpy.config import StreamConfig
 from liftpy.core.log import arrow
 from liftpy.core.log.leader_epochs import EpochCache
 from liftpy.core.log.log import Log
-from liftpy.core.log.reading import first_offset_at
+from liftpy.core.log.reading import first_offset_at, offset_before
 from liftpy.core.log.segment import INDEX_INTERVAL_BYTES
 from liftpy.core.log.storage import MemoryFile, MemoryStorage
 from liftpy.core.wire.batch import split_batches
@@ -67,6 +67,7 @@ def test_log_offset_for_timestamp_with_falling_timestamps_returns_the_first_matc
     for wanted_s in range(45):
         first = next((n for n, time_s in enumerate(times) if time_s >= wanted_s), None)
         assert first_offset_at(log.segments, wanted_s * S) == first, wanted_s
+        assert offset_before(log.segments, wanted_s * S) <= (len(times) if first is None else first), wanted_s
     assert [segment.max_timestamp_ns // S for segment in log.segments] == [20, 30, 40]
 
 

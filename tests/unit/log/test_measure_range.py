@@ -61,6 +61,7 @@ def test_measure_range_of_the_documented_example_returns_its_size_and_split_offs
     found = measure(log, 5, 87, every_bytes=size * 5 // 2)
     assert found == RangeSize(9 * size, (20, 50, 70), (2 * size, 5 * size, 7 * size))
     assert measure(log, 5, 87, every_records=25).borders == (30, 50, 70)
+    assert measure(log, 5, 85, every_records=80).borders == ()
     assert measure(log, 5, 87) == RangeSize(9 * size)
     assert measure(log, 7, 7, every_bytes=1) == RangeSize(0)
 
