@@ -43,6 +43,8 @@ def test_raft_group_after_a_member_with_a_higher_term_returns_has_one_leader(tmp
         net.run(lambda: False, 0.2)
         assert net.up[near].core.raftCurrentTerm == net.up[lead].core.raftCurrentTerm + 1
         net.lose = lambda *_: False
+        assert net.run(lambda: not net.leaders())
+        assert net.up[lead].core.leader_id == "", "it names itself no longer"
         net.put(lead, b"meanwhile")
         assert net.run(lambda: len(terms(net)) == 1 and len(net.leaders()) == 1 and len(net.last_indexes()) == 1, 6.0)
         assert net.up[near].core.leader_id == net.leaders()[0]
