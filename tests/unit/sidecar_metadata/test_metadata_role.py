@@ -97,7 +97,8 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_metadata_role_of_a_node_added_to_the_controllers_changes_to_controller(tmp_path: Path) -> None:
     bench = Bench(tmp_path, "n4")
-    feed, member = Part(an_image(5)), Member(an_image(3, "n1", "n2", "n3", "n4", at=8))
+    feed = Part(an_image(5), counters={"rejected": 2})
+    member = Member(an_image(3, "n1", "n2", "n3", "n4", at=8), counters={"rejected": 1})
     member.started.clear()
     bench.feeds, bench.members = [feed], [member]
     await bench.role.start()
@@ -117,6 +118,7 @@ async def test_metadata_role_of_a_node_added_to_the_controllers_changes_to_contr
     member.show(an_image(12, *THREE, "n4", at=10))
     assert bench.shown == [(5, 8), (8, 9), (9, 10), (10, 12)], "in order, and nothing of the one before"
     assert bench.role.is_controller
+    assert bench.role.counters == {"rejected": 3}
     assert not bench.role.decides, "what it has shown may have been forged on the feed"
     await bench.role.stop()
     assert member.calls == ["start", "stop"]
