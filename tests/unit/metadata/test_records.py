@@ -195,6 +195,14 @@ def _led_on_from(shown: ClusterImage, old: ClusterImage, new: ClusterImage) -> C
     return replace(replay_all(shown, [record_from_pb(record) for record in entry.records]), index=entry.index)
 
 
+def test_records_between_images_remove_a_removed_node() -> None:
+    driver = Driver(("a", "b", "c"))
+    old = driver.fsm.image
+    driver.fence("c")
+    assert driver.ask(removeNode=pb.RemoveNode(nodeId="c")).error == pb.ControlResponse.OK
+    assert sorted(_led_on(old, driver.fsm.image).nodes) == ["a", "b"]
+
+
 def test_records_between_equal_images_is_empty() -> None:
     driver = Driver(("a",))
     driver.create()
