@@ -108,11 +108,7 @@ def test_raft_message_with_non_consecutive_entries_is_rejected(wrong: dict[str, 
 
 
 def test_raft_snapshot_file_without_two_consecutive_last_entries_is_rejected() -> None:
-    data = snapshot()
-    assert decode_snapshot_file(data).last[1:] == (7, 3)
-    for position in (len(data) - 1, 13):
-        with pytest.raises(CorruptionError):
-            decode_snapshot_file(data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :])
+    assert decode_snapshot_file(snapshot()).last[1:] == (7, 3)
     for last, previous in ((7, 5), (7, 7), (1, 0), (MAX_NUMBER, MAX_NUMBER - 1)):
         with pytest.raises(CorruptionError):
             decode_snapshot_file(encode_snapshot_file(SnapshotFile((b"x", last, 1), (b"w", previous, 1), (), b"")))

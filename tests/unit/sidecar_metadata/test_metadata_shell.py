@@ -122,47 +122,22 @@ async def test_node_membership_drain_ends_at_its_timeout_or_when_rejected(quick:
 
 # ---- the feed ----------------------------------------------------------------------------------------------------------
 class Bus:
-    """Connect both ends of a feed: published messages arrive, and ``answer`` answers requests."""
+    """Stand in for a connection that records what is published, or raises ``error``."""
 
     def __init__(self) -> None:
-        self.listening: dict[str, Any] = {}
-        self.queues: dict[str, str] = {}
         self.published: list[tuple[str, bytes]] = []
-        self.asked: list[pb.FeedSnapshotRequest] = []
-        self.answer: Any = None
+        self.error: Exception | None = None
         self.is_connected = True
 
-    async def subscribe(self, subject: str, cb: Any, queue: str = "") -> Any:
-        self.listening[subject], self.queues[subject] = cb, queue
-
-        async def unsubscribe() -> None:
-            del self.listening[subject]
-
-        return SimpleNamespace(unsubscribe=unsubscribe)
-
     async def publish(self, subject: str, payload: bytes) -> None:
-        if isinstance(self.answer, Exception):
-            raise self.answer
+        if self.error is not None:
+            raise self.error
         self.published.append((subject, payload))
-
-    async def request(self, subject: str, payload: bytes, timeout: float) -> Any:
-        self.asked.append(frames.decode(payload, pb.FeedSnapshotRequest))
-        answer = self.answer(self.asked[-1])
-        if isinstance(answer, Exception):
-            raise answer
-        return SimpleNamespace(data=frames.seal(answer))
-
-
-def a_feed() -> tuple[Driver, FeedProducer]:
-    driver = Driver(("n1", "n2"))
-    producer = FeedProducer()
-    producer.lead()
-    return driver, producer
 
 
 async def test_metadata_feed_publisher_answers_only_on_inbox_subjects() -> None:
-    driver, producer = a_feed()
-    bus = Bus()
+    driver, producer, bus = Driver(("n1", "n2")), FeedProducer(), Bus()
+    producer.lead()
     publisher = FeedPublisher(
         bus, Subjects("ns"), None, lambda reply: reply.startswith(b"_INBOX."), producer, lambda: driver.fsm.image
     )  # type: ignore[arg-type]
@@ -171,7 +146,7 @@ async def test_metadata_feed_publisher_answers_only_on_inbox_subjects() -> None:
         await publisher._request_arrived(SimpleNamespace(reply=reply, data=data))
     assert bus.published == []
     assert sorted(publisher.counters.values()) == [1, 2]
-    bus.answer = nats.errors.ConnectionClosedError()
+    bus.error = nats.errors.ConnectionClosedError()
     await publisher._request_arrived(SimpleNamespace(reply="_INBOX.x", data=request))  # not connected: who asked asks again
 
 
