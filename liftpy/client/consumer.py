@@ -43,6 +43,7 @@ from liftpy.core.base.ids import check_uid, quote
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import Record
+from liftpy.core.wire.chunking import requested_bytes
 from liftpy.core.wire.filters import NOTHING_LEFT_OUT, Filter
 from liftpy.core.wire.frames import MisdirectedError
 from liftpy.core.wire.subjects import Subjects
@@ -146,7 +147,6 @@ class ReadEventEmitter:
 
 
 logger = logging.getLogger("liftpy.client")
-_PAYLOAD_RESERVE_BYTES = 4096
 IDLE_S = 0.05
 """Minimum time between two requests at the end of the log, in seconds. It limits the requests of a reader with a short ``wait_s``."""
 _HEDGE_S = 0.2
@@ -259,7 +259,7 @@ class PartitionReader:
         self.node = options.node
         self._event_emitter = ReadEventEmitter(options.on_event, stream, partition)
         self._has_warned = False
-        self._max_bytes = min(options.max_bytes, transport.max_payload_bytes - _PAYLOAD_RESERVE_BYTES)
+        self._max_bytes = requested_bytes(options.max_bytes, transport.max_payload_bytes)
 
     def must_be_usable(self) -> None:
         """Raise ClientClosedError if the client is closed, or ConfigError in another event loop than the client's."""

@@ -22,7 +22,7 @@ from liftpy.core.publish.state_file import MAX_STATE_BYTES, is_whole_state
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import RecordBatch, split_batches
-from liftpy.core.wire.chunking import Assembly
+from liftpy.core.wire.chunking import Assembly, requested_bytes
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import CorruptionError, DamagedBatchError, LiftError, NotFoundError
 from liftpy.nats.transport import Transport
@@ -30,7 +30,6 @@ from liftpy.nats.transport import Transport
 _ANSWER_TIMEOUT_S = 3.0
 _LATER_S = 0.2
 DIGEST_BYTES = 16
-_PAYLOAD_RESERVE_BYTES = 4096
 _ANSWER_BYTES = 1024 * 1024
 _ID_BITS = 63
 _AT_OFFSET = re.compile(r"\(offset (\d{1,18})\)")
@@ -105,7 +104,7 @@ class ReplicaReads:
         self.replica = replica
         self._transport = transport
         self._subject = subjects.read_from(replica.stream, replica.partition, replica.node)
-        self._max_bytes = min(_ANSWER_BYTES, transport.max_payload_bytes - _PAYLOAD_RESERVE_BYTES)
+        self._max_bytes = requested_bytes(_ANSWER_BYTES, transport.max_payload_bytes)
         self.compacted = False
         """True if the replica reported that offsets may have no record."""
         self.compacted_end = 0

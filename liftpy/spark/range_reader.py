@@ -51,6 +51,7 @@ from liftpy.core.log.arrow import ARRAYS, Rows, arrow_array_of, timestamps_ns
 from liftpy.core.log.segment import log_name
 from liftpy.core.wire import frames
 from liftpy.core.wire.batch import HEADER_SIZE_BYTES, MAX_BATCH_BYTES, BatchHeader, parse_header, split_batches
+from liftpy.core.wire.chunking import requested_bytes
 from liftpy.errors import (
     CorruptionError,
     DataLossError,
@@ -100,7 +101,6 @@ _SMALLEST_ANSWER_BYTES = 64 * 1024
 _MOST_REFUSALS = 8
 _FULL = 7 / 8
 """Share of the maximum answer size that requests are planned for, because record sizes vary."""
-_PAYLOAD_RESERVE_BYTES = 4096
 _ID_BITS = 63
 _MAX_GUESSES = 256
 _lock = threading.Lock()
@@ -607,7 +607,7 @@ class PipelinedRequests:
         line, reader = self._reader.link.line(), self._reader
         if line is None:
             return
-        max_bytes = min(SPAN_BYTES, line.max_payload_bytes - _PAYLOAD_RESERVE_BYTES)
+        max_bytes = requested_bytes(SPAN_BYTES, line.max_payload_bytes)
         try:
             while not reader.is_done:
                 if self._guess.bytes_per_record * self._guess.batch_records > max_bytes:

@@ -26,6 +26,21 @@ MAX_BATCH_BYTES = 64 * 1024 * 1024
 PIECE_BYTES = 1024 * 1024
 """Maximum size of a piece, in bytes. A larger message would delay other traffic, even if the NATS server accepts it."""
 SMALLEST_PIECE_BYTES = HEADER_SIZE_BYTES
+_ANSWER_HEADER_BYTES = 4096
+"""Maximum size of an answer without its records, in bytes."""
+
+
+def requested_bytes(wanted_bytes: int, max_payload_bytes: int) -> int:
+    """Return how many bytes of records a reader requests, so that the answer fits one NATS message.
+
+    With small NATS messages, half of a message is for the records.
+
+    Args:
+        wanted_bytes: Number of bytes that the reader wants at most.
+        max_payload_bytes: Maximum size of a NATS message.
+    """
+    fitting_bytes = max_payload_bytes - min(_ANSWER_HEADER_BYTES, max_payload_bytes // 2)
+    return max(min(wanted_bytes, fitting_bytes), SMALLEST_PIECE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from liftpy.errors import (
     UnavailableError,
 )
 from liftpy.nats.transport import Transport
+from liftpy.testing.memory import memory_cluster
 from tests.batches import build_batch
 
 _Error = client_pb2.ReadResponse.Error
@@ -385,3 +386,12 @@ async def test_client_close_ends_running_consumers(client: Client, leader: Repli
         with pytest.raises(ClientClosedError):
             await client.bounds("s")
     assert not any(task.get_name().startswith("read s/0") for task in asyncio.all_tasks())
+
+
+async def test_consumer_of_a_server_with_small_messages_returns_every_record() -> None:
+    values = [b"%d" % number * 700 for number in range(6)]
+    async with memory_cluster(max_payload=3_000) as cluster, cluster.client() as client:
+        await client.create_stream("orders", "orders")
+        for value in values:
+            await client.publish("orders", value)
+        assert [record.value async for record in client.consume("orders", until="end")] == values

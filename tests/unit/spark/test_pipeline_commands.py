@@ -194,8 +194,12 @@ def test_spark_command_with_two_signals_stops_spark_and_deletes_its_secret_files
                 cleaned.append("query")
 
     files: list[Path] = []
-    with pytest.raises(SystemExit) as ended:
-        run()
+    before = signal.signal(number, signal.SIG_DFL)  # a program under nohup ignores SIGHUP
+    try:
+        with pytest.raises(SystemExit) as ended:
+            run()
+    finally:
+        signal.signal(number, before)
     assert (ended.value.code, cleaned, spark.is_stopped, files[0].exists()) == (128 + number, ["query"], True, False)
 
 
