@@ -280,6 +280,26 @@ async def script_standby_stores_what_comes_during_a_failover(s: Stage) -> None:
 
 
 @script()
+async def script_node_leads_before_its_standby_connection_is_open(s: Stage) -> None:
+    """Given a node that cannot open its connection for standbys, it leads and gives the leadership back.
+
+    When the connection opens at last, the node subscribes there for what it is then, and for nothing that it was.
+    """
+    s.world.nats.refuse("liftpy-n1-standby")
+    await s.create("orders", leader="n2", failover_standby=True)
+    await s.publish("orders", 2)
+    for leader in ("n1", "n2", "n1", "n3"):
+        await s.client.admin.elect_leader("orders", 0, leader)
+        await s.becomes(lambda: s.leader("orders") == leader, what=f"{leader} leads")  # noqa: B023
+        await asyncio.sleep(0.5)
+    await s.publish("orders", 2)
+    await s.client.admin.delete_stream("orders")
+    await s.create("jobs", failover_standby=True)
+    s.world.nats.refuse("")
+    await asyncio.sleep(3)
+
+
+@script()
 async def script_standby_on_a_slow_network_takes_over(s: Stage) -> None:
     """Given standbys that get publishes 60 ms late, when one takes over, it first stores all that were sent before."""
     await s.create("orders", leader="n2", failover_standby=True)
