@@ -1,4 +1,4 @@
-"""Sizes of everything that a node keeps in memory: lists, sets and dictionaries of its objects, tasks and timers."""
+"""Sizes of everything that grows in a node: lists, sets and dictionaries of its objects, tasks and timers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 
 from tests.simulation.world.node_process import NodeProcess
 
-_CONTAINERS = (dict, list, set, frozenset, deque, tuple)
+_GROWING = (dict, list, set, deque)
+_CONTAINERS = (*_GROWING, frozenset, tuple)
 _OWN = ("liftpy.", "sidecar.")
 
 
@@ -27,7 +28,7 @@ def sizes_of(node: NodeProcess) -> Counter[str]:
         seen.add(id(one))
         if any(kind.__module__.startswith(_OWN) for kind in type(one).__mro__):
             for name, value in _attributes(one):
-                if isinstance(value, _CONTAINERS) and id(value) not in seen:
+                if isinstance(value, _GROWING) and id(value) not in seen:
                     sizes[f"{type(one).__name__}.{name}"] += len(value)
                 waiting.append(value)
         else:

@@ -77,6 +77,8 @@ class Disk:
         """The next flush of a segment file takes so much longer."""
         self.read_ns = 0
         """Each read of a segment file takes so much longer."""
+        self.slow_reads = 0
+        """Number of reads that have taken longer."""
         self.lies_one_in = 0
         """One of this number of flushes reports success and does nothing."""
         self.failures = 0
@@ -190,6 +192,7 @@ class Disk:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         if self.read_ns and os.readlink(f"/proc/self/fd/{descriptor}").endswith(".log"):
             self.scheduler.elapsed_ns += self.read_ns
+            self.slow_reads += 1
         return real_pread(descriptor, size_bytes, offset)
 
     def usage(self) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -34,7 +36,13 @@ class _Readable:
 class BurstSocket(_Readable):
     """The socket of a transport whose reads are paused, for the thread that reads in its place."""
 
+    failures = 0
+    """Number of next sockets that the process cannot open, because it has no file descriptor."""
+
     def __init__(self, *, fileno: int) -> None:
+        if BurstSocket.failures:
+            BurstSocket.failures -= 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         self._transport = _transports[fileno]
         self._unread = bytearray()
         self._has_ended = False

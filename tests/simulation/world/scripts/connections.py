@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from tests.simulation.world.machine.ingest_thread import BurstSocket
 from tests.simulation.world.machine.nats_server import Rights
 from tests.simulation.world.scripts.stage import Stage, script
 
@@ -230,6 +231,30 @@ async def script_burst_of_publishes_is_stored(s: Stage) -> None:
     s.expect(s.now_s - began_s < 0.5, True, "publishes after the burst are acknowledged at once")
 
 
+@script(ingest_buffer_bytes=4_000_000)
+async def script_burst_is_read_without_a_thread_if_there_is_no_file_descriptor(s: Stage) -> None:
+    """Given a process without a free file descriptor, its event loop reads a burst instead of a thread. Nothing is lost."""
+    await s.create("orders", leader="n2", segment_bytes=1 << 20)
+    BurstSocket.failures = 1
+    count = 0
+    while BurstSocket.failures and count < 2_000:
+        await s.client.transport.connection.publish("orders.x", (b"plain-%d-" % count).ljust(40_000, b"x"))
+        count += 1
+        if not count % 2:
+            await asyncio.sleep(0.000_3)
+    await asyncio.sleep(1)
+    s.expect(BurstSocket.failures, 0, "file descriptors that the node still cannot get")
+    values = [value.partition(b"-x")[0] for value in await s.read("orders")]
+    s.expect(values, [b"plain-%d" % number for number in range(count)], "plain publishes")
+    ingest = (await s.status("n2"))["connections"]["ingest"]
+    s.expect((ingest["in_msgs"], ingest["waiting_bytes"], ingest["left_out"]), (count, 0, 0), "messages of the connection")
+    s.expect(ingest["errors"]["no thread to read a burst"], 1, "bursts without a thread")
+    s.expect(s.log("n2", least="WARNING"), [], "warnings")
+    await s.publish("orders", 2)
+    await s.shows(lambda: s.isr("orders"), s.names)
+    await asyncio.sleep(3)
+
+
 @script()
 async def script_nats_server_sends_bytes_that_are_no_protocol(s: Stage) -> None:
     """Given a connection whose bytes the parser cannot separate, the node reconnects, and keeps the publishes before them."""
@@ -277,6 +302,26 @@ async def script_standby_stores_what_comes_during_a_failover(s: Stage) -> None:
     s.expect((row["lost"], row["ambiguous"], row["held_bytes"]), (0, 0, 0), "figures of the standby buffer")
     s.expect(row["appended"] > 10, True, f"records that the standby buffer has stored {row}")
     s.expect(await s.total("publish_lost_on_disconnect_total"), 0, "lost publishes")
+
+
+@script()
+async def script_node_leads_before_its_standby_connection_is_open(s: Stage) -> None:
+    """Given a node that cannot open its connection for standbys, it leads and gives the leadership back.
+
+    When the connection opens at last, the node subscribes there for what it is then, and for nothing that it was.
+    """
+    s.world.nats.refuse("liftpy-n1-standby")
+    await s.create("orders", leader="n2", failover_standby=True)
+    await s.publish("orders", 2)
+    for leader in ("n1", "n2", "n1", "n3"):
+        await s.client.admin.elect_leader("orders", 0, leader)
+        await s.becomes(lambda: s.leader("orders") == leader, what=f"{leader} leads")  # noqa: B023
+        await asyncio.sleep(0.5)
+    await s.publish("orders", 2)
+    await s.client.admin.delete_stream("orders")
+    await s.create("jobs", failover_standby=True)
+    s.world.nats.refuse("")
+    await asyncio.sleep(3)
 
 
 @script()

@@ -167,3 +167,23 @@ async def script_default_session_times_differ_from_the_cluster(s: Stage) -> None
     await s.stop("n2")
     await s.start("n2")
     s.expect(s.count_log("n2", "node.session_times_differ"), 0, "warnings")
+
+
+@script(nodes=1, controllers=1)
+async def script_index_of_subjects_leaves_time_for_other_work(s: Stage) -> None:
+    """Given a large log on a slow disk, when the first conditional publish needs the index, the node reads the log in slices.
+
+    It pauses after slices, also while a publish waits. So a third of the time is left for other work.
+    """
+    await s.create("orders", subject="orders.*", segment_bytes=1 << 20)
+    connection = s.client.transport.connection
+    for number in range(100):
+        await connection.request(f"orders.{number}", bytes(60_000), timeout=5)
+    await asyncio.sleep(1)
+    s["n1"].disk.read_ns = NS_PER_S // 50
+    began_s = s.now_s
+    answer = await connection.request("orders.new", b"new", headers={"Nats-Expected-Last-Subject-Sequence": "0"}, timeout=9)
+    took_s, reading_s = s.now_s - began_s, s["n1"].disk.slow_reads / 50
+    s.expect(json.loads(answer.data), {"stream": "orders", "seq": 101}, "answer")
+    s.expect(reading_s > 0.5 and 1.2 < took_s / reading_s < 1.5, True, f"{took_s:.2f} s, of which {reading_s:.2f} s are reads")
+    s["n1"].disk.read_ns = 0

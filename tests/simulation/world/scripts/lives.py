@@ -76,6 +76,23 @@ async def script_follower_stops_starts_and_is_killed(s: Stage) -> None:
     )
 
 
+@script(session_s=10.0)
+async def script_publishes_do_not_wait_for_the_session_of_a_killed_follower(s: Stage) -> None:
+    """Given a publish that waits for a killed follower, its leader asks NATS whether the node is there. Without it, the ack comes.
+
+    The session of the node ends much later.
+    """
+    await s.create("orders", leader="n1")
+    await s.publish("orders", 2)
+    for number in (2, 4):
+        s["n2"].kill()
+        began_s = s.now_s
+        await s.publish("orders", 2, first=number)
+        s.expect(s.now_s - began_s < 1.5, True, f"acks without the follower, they took {s.now_s - began_s:.1f} s")
+        await s.start("n2")
+        await s.shows(lambda: s.isr("orders"), s.names)
+
+
 async def _take(s: Stage, count: int) -> list[tuple[int, int]]:
     """Read and commit at least ``count`` records of ``orders`` in a group. Return (partition, offset) of each."""
     found: list[tuple[int, int]] = []

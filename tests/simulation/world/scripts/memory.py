@@ -21,7 +21,7 @@ _REST_S = 5.0
 _MAY_GROW = (
     "Segment.", "EpochCache.", "Checkpoints.", "RecentIds.", "_BatchIds.", "_Record.", "FastEnvelope.",  # of stored records
     "GroupJournal.", "FeedProducer.", "FeedSubscription.", "PartitionState.", "StreamImage.", "Purge.",  # changes of the metadata
-    "RecentEvents.", "NodeEvents.", "FollowerRole._way", "OffsetHistory.",  # histories
+    "RecentEvents.", "NodeEvents.", "FollowerRole.", "OffsetHistory.", "_FlushTimes.",  # histories
     "AckResendBuffer.", "AnswerTable.", "ReplyBuffer.", "LogTimers.",  # newest answers, and deadlines of members
     "Pattern.known", "Deletions._deleted", "DepartedPartitions._deleted_uids",
 )  # fmt: skip

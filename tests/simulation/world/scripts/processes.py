@@ -76,8 +76,10 @@ async def script_process_of_a_node_dies(s: Stage) -> None:
     for partition in range(4):
         await s.publish("orders", 5, partition=partition)
     s.forget_log()
-    s["n2"].process.children[0].end(-9)  # type: ignore[union-attr]
+    worker = s["n2"].process.children[0]  # type: ignore[union-attr]
+    worker.end(-9)
     await s.becomes(lambda: len(s["n2"].exits) == 1 and s["n2"].is_ready, what="the node restarts")
+    s.expect(s.count_log("n2", f"CRITICAL node.failed: *Worker 1 (process {worker.pid}) ended unexpectedly."), 1, "log lines")
     s.expect(s["n2"].exits, [1], "exit code")
     for partition in range(4):
         await s.shows(lambda: s.isr("orders", partition), s.names)  # noqa: B023
