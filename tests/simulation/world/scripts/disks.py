@@ -212,12 +212,13 @@ async def script_scrub_finds_a_flipped_bit_and_the_node_repairs_it(s: Stage) -> 
     The node leads neither the partition nor the metadata group.
     """
     leader = await s.controller()
+    name = s.others(leader)[0]
+    node = s[name]
+    s.change_settings(name, scrub_bytes_per_s=0)  # so that the scrub checks no segment before its bit flips
     await s.create("orders", leader=leader, segment_bytes=4096)
     await s.publish("orders", 60, value=_VALUE)
     wanted = await s.read("orders")
     s.forget_log()
-    name = s.others(leader)[0]
-    node = s[name]
     s.change_settings(name, scrub_bytes_per_s=100_000)
     node.disk.flip_bit(closed=True)
     await s.becomes(lambda: bool(node.exits) and node.is_ready, within_s=90, what="the node restarts")

@@ -32,6 +32,13 @@ class _Forger:
                     return epoch, own, sequence, term
         raise AssertionError("no frame with data")
 
+    async def next(self) -> tuple[int, int, int, int]:
+        """Wait for a real frame with data, and return ``newest``. The real sender sends no other one in the next milliseconds."""
+        before = self.newest()
+        while self.newest() == before:
+            await asyncio.sleep(0.002)
+        return self.newest()
+
     async def send(self, frame: bytes, sender: str = "") -> None:
         """Send a frame. ``sender``: default the controller of this forger."""
         sender = sender or self.sender
@@ -97,18 +104,18 @@ async def script_controller_gets_frames_that_no_controller_sends(s: Stage) -> No
         (codec.encode({**answer, "next_node_idx": 0}), "append_answers_beyond_log"),
         (codec.encode({**answer, "next_node_idx": 10_000}), "append_answers_beyond_log"),
     ):
-        epoch, own, sequence, term = forger.newest()
+        epoch, own, sequence, term = await forger.next()
         ended = "sessions ended: refused message"
         frame = _FRAME.pack(_DATA, _FIRST_AND_LAST, epoch, own, sequence + 1, term) + body
         await _rejects(s, forger, frame, name, ended)
         await asyncio.sleep(1)
-    epoch, own, sequence, term = forger.newest()
+    epoch, own, sequence, term = await forger.next()
     await _rejects(s, forger, _FRAME.pack(_DATA, 0, epoch, own, sequence + 1, term) + b"part", "sessions ended: bad chunk")
     await asyncio.sleep(1)
-    epoch, own, sequence, term = forger.newest()
+    epoch, own, sequence, term = await forger.next()
     await _rejects(s, forger, _FRAME.pack(_DATA, 3, epoch, own, sequence + 2, term), "sessions ended: gap")
     await asyncio.sleep(1)
-    epoch, own, sequence, term = forger.newest()
+    epoch, own, sequence, term = await forger.next()
     members = _FRAME.pack(_MEMBERS, 0, epoch, own, 0, term)
     counted = "refused: other lists of controllers", "sessions ended: another list of controllers"
     await _rejects(s, forger, members + b"n1, n2, n3, n4", *counted)
