@@ -137,6 +137,9 @@ async def script_controller_loses_its_data_or_gets_an_older_copy(s: Stage) -> No
 
     It and its peers say so, and afterwards the group has three voters again.
     """
+    s.allow(
+        "entries_known", "metadata.directory_went_back", "peer_directory_current", "peer_directory_older", "snapshots_installed"
+    )
     await s.create("orders", leader="n2")
     await s.publish("orders", 5)
     folder = s["n1"].disk.folder / "raft"
@@ -200,6 +203,7 @@ async def script_controller_loses_its_data_or_gets_an_older_copy(s: Stage) -> No
 @script()
 async def script_journal_of_a_controller_is_damaged(s: Stage) -> None:
     """Given a controller whose journal has a flipped bit, when it starts, it ends and says what to do. Following it helps."""
+    s.allow("metadata.peer_directory", "peer_directory_current", "peer_directory_older", "snapshots_installed")
     await s.create("orders", leader="n2")
     await s.stop("n1")
     journal = s["n1"].disk.folder / "raft" / "journal"
@@ -244,6 +248,7 @@ async def script_operator_rescues_the_metadata_from_one_controller(s: Stage) -> 
 
     This is the runbook ``controllers-lost``. The other nodes start with new disks, one of them with the files of a controller.
     """
+    s.allow("metadata.force_recovered")
     await s.create("orders", leader="n1")
     await s.publish("orders", 3)
     for node in s.names:
@@ -375,6 +380,7 @@ async def script_nodes_that_follow_the_feed_leave_an_old_controller_after_a_resc
 
     One of these nodes runs all the time. The other one starts while only the old controller answers.
     """
+    s.allow("metadata.controller_removed", "metadata.force_recovered", "partition.kept", "refused: unknown sender")
     await s.create("orders", replicas=1)
     await _move(s, "orders", "n4")
     await s.publish("orders", 3)
@@ -411,6 +417,7 @@ async def script_nodes_that_follow_the_feed_leave_an_old_controller_after_a_resc
 @script(nodes=4)
 async def script_partition_that_has_moved_away_is_deleted_when_it_has_a_leader(s: Stage) -> None:
     """Given a log that has left its node, when its partition has a leader again, the node deletes the log."""
+    s.allow("metadata.force_recovered", "partition.kept")
     await s.create("moved", replicas=1)
     await _move(s, "moved", "n2")
     await s.stop("n1")
@@ -430,6 +437,7 @@ async def script_partition_that_has_moved_away_is_deleted_when_it_has_a_leader(s
 @script(nodes=4)
 async def script_controllers_with_new_disks_delete_no_data_of_a_node_that_runs(s: Stage) -> None:
     """Given a node with the only copy, when all controllers start with new disks, it ends and keeps all logs."""
+    s.allow("node.unknown_directory", "partition.kept")
     await s.create("orders", replicas=4, partitions=2)
     for node in ("n1", "n2", "n3"):
         await s.stop(node)
@@ -450,6 +458,7 @@ async def script_controllers_with_new_disks_delete_no_data_of_a_node_that_runs(s
 @script(nodes=4)
 async def script_operator_replaces_a_controller(s: Stage) -> None:
     """Given three controllers and one more node, when an operator adds it and removes another one, all nodes know the new list."""
+    s.allow("refused: unknown sender", "sessions ended: no member any more", "snapshots_installed")
     await s.create("orders")
 
     async def voters() -> list[list[str]]:
@@ -500,6 +509,7 @@ async def script_operator_replaces_a_controller(s: Stage) -> None:
 @script()
 async def script_controller_catches_up_by_a_snapshot(s: Stage) -> None:
     """Given a controller that was away, when the others have written a snapshot, it gets the snapshot and knows everything."""
+    s.allow("snapshots_installed")
     s.world.compact_after(1_000)
     await s.create("orders", leader="n2")
     s["n1"].kill()
@@ -610,6 +620,7 @@ async def script_metadata_leader_that_the_others_do_not_hear(s: Stage) -> None:
 @script()
 async def script_message_between_controllers_is_lost(s: Stage) -> None:
     """Given two controllers, when a message between them is lost, they begin one new session, and no request waits for it."""
+    s.allow("sessions ended: gap")
     leader = await s.controller()
     other = s.others(leader)[0]
     await s.create("orders")
@@ -671,6 +682,7 @@ async def script_metadata_is_larger_than_a_message(s: Stage) -> None:
 @script(starts=False)
 async def script_controllers_have_different_lists(s: Stage) -> None:
     """Given a new cluster whose nodes name different controllers, they say so. A corrected setting lets the node join."""
+    s.allow("refused: other lists of controllers", "refused: unknown sender")
     for node, named in (("n1", ("n1", "n2")), ("n2", ("n1", "n2")), ("n3", ("n1", "n2", "n3"))):
         s.change_file(node, controllers=named)
         s[node].start()
@@ -724,6 +736,7 @@ async def script_new_controller_has_a_full_disk(s: Stage) -> None:
 
     As soon as there is room, it becomes a controller without another request.
     """
+    s.allow("snapshots_installed")
     s["n4"].disk.is_full = True
     s.forget_log()
     await s.client.admin.change_controllers(add="n4")

@@ -19,6 +19,7 @@ from tests.simulation.world.scripts.stage import Stage, script
 @script(workers=2)
 async def script_partitions_of_a_node_with_two_processes(s: Stage) -> None:
     """Given nodes with two processes, when records come, status and metrics of a node show the partitions of both."""
+    s.allow("log.damaged")
     for node in s.names:
         s.expect(
             (await s.client.admin.node_health(node))["health"],
@@ -158,6 +159,7 @@ async def script_disk_is_full_for_a_node_with_two_processes(s: Stage) -> None:
 
     So its next start keeps it in the ISRs of both processes.
     """
+    s.allow("metadata.controller_failed", "metadata.controller_out_of_service")
     await s.create("orders", partitions=4, flush=FlushPolicy.parse("interval:5s"))
     for partition in range(4):
         await s.publish("orders", 5, partition=partition)
