@@ -762,6 +762,28 @@ async def script_new_controller_has_a_full_disk(s: Stage) -> None:
 
 
 @script(nodes=4)
+async def script_disk_of_a_new_controller_becomes_full_while_it_starts(s: Stage) -> None:
+    """Given a node that becomes a controller, when its disk is full meanwhile, it stops its member, and follows the feed as before.
+
+    It retries every 5 s. With room it becomes a controller, and nothing of the earlier attempts is left.
+    """
+    s.allow("metadata.controller_failed", "snapshots_installed")
+    s.forget_log()
+    await s.client.admin.change_controllers(add="n4")
+    await s.becomes(lambda: s.count_log("n4", "metadata.controller_starting") == 1, what="n4 begins to become a controller")
+    s["n4"].disk.is_full = True
+    await s.becomes(lambda: s.count_log("n4", "metadata.controller_start_failed") >= 2, within_s=15, what="n4 has tried twice")
+    text = "ERROR metadata.controller_start_failed: * error=Cannot write *: No space left on device.*: trying again in 5 s, *"
+    s.expect_in(text, "\n".join(s.log("n4")))
+    await s.create("orders", replicas=3)
+    status = await s.status("n4")
+    s.expect((status["controller"], status["metadata_index"]), (False, (await s.status("n1"))["metadata_index"]), "role of n4")
+    s.expect(s["n4"].exits, [], "exits of n4")
+    s["n4"].disk.heal()
+    await s.becomes(lambda: s.count_log("n4", "metadata.became_controller") == 1, within_s=8, what="n4 becomes a controller")
+
+
+@script(nodes=4)
 async def script_node_that_is_no_controller_misses_one_message(s: Stage) -> None:
     """Given a node that follows the feed, when a message of the feed is lost, the node asks for it, and knows the change at once."""
     await s.create("orders")

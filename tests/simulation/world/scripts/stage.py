@@ -42,8 +42,10 @@ from tests.simulation.world.node_process import NodeProcess
 from tests.simulation.world.profiles import Profile
 from tests.simulation.world.world import World
 
-_START_S = 3.0
+_FIRST_START_S = 3.0
 """Maximum time of the start of nodes with healthy disks, in seconds."""
+_START_S = 1.2
+"""Maximum time of the start of nodes while a majority of the controllers runs, in seconds."""
 _FIRST_STOP_S = 2.0
 """Maximum time from SIGTERM to the end of nodes while a majority of the controllers continues, in seconds."""
 _STOP_S = 12.0
@@ -383,15 +385,20 @@ class Stage:
     async def start(self, *names: str) -> None:
         """Start nodes (default: all), and wait until they are ready."""
         nodes = [self[name] for name in names or self.names]
+        within_s = _START_S if self._has_majority_without(nodes) else _FIRST_START_S
         for node in nodes:
             node.start()
-        await self.becomes(lambda: all(node.is_ready for node in nodes), within_s=_START_S, what="the nodes are ready")
+        await self.becomes(lambda: all(node.is_ready for node in nodes), within_s=within_s, what="the nodes are ready")
+
+    def _has_majority_without(self, nodes: list[NodeProcess]) -> bool:
+        """Return whether a majority of the controllers runs that are not in ``nodes``."""
+        stays = [node for node in self.world.nodes[: self.cast.profile.controllers] if node.is_ready and node not in nodes]
+        return 2 * len(stays) > self.cast.profile.controllers
 
     async def stop(self, *names: str) -> None:
         """Send SIGTERM to nodes (default: all that run). Each has to end with code 0 and to leave nothing open."""
         nodes = [node for node in self.world.nodes if node.is_up and (not names or node.name in names)]
-        stays = [node for node in self.world.nodes[: self.cast.profile.controllers] if node.is_ready and node not in nodes]
-        within_s = _FIRST_STOP_S if 2 * len(stays) > self.cast.profile.controllers else _STOP_S
+        within_s = _FIRST_STOP_S if self._has_majority_without(nodes) else _STOP_S
         for node in nodes:
             node.wants_restart = False
             node.terminate()
