@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -781,6 +782,26 @@ async def script_disk_of_a_new_controller_becomes_full_while_it_starts(s: Stage)
     s.expect(s["n4"].exits, [], "exits of n4")
     s["n4"].disk.heal()
     await s.becomes(lambda: s.count_log("n4", "metadata.became_controller") == 1, within_s=8, what="n4 becomes a controller")
+
+
+@script(nodes=5, controllers=3)
+async def script_journal_of_the_metadata_leader_cannot_be_written(s: Stage) -> None:
+    """Given a metadata leader, when a write of its journal fails, it follows the feed of the next leader, and later leads or follows.
+
+    Its heartbeats continue all the time. Its former role leaves no subscription.
+    """
+    s.allow("metadata.controller_failed", "metadata.controller_out_of_service")
+    await s.create("orders")
+    leader = await s.controller()
+    s.forget_log()
+    s[leader].disk.next_failures.append(("write", "raft/journal", errno.ENOSPC))
+    await s.create("more")
+    await s.becomes(lambda: s.count_log(leader, "metadata.controller_out_of_service") == 1, what=f"{leader} follows the feed")
+    await s.becomes(
+        lambda: s.count_log(leader, "metadata.became_controller") == 1, within_s=15, what=f"{leader} is a controller"
+    )
+    fenced = [event for event in await s.events() if event["kind"] == "node_fenced"]
+    s.expect((fenced, s[leader].exits), ([], []), "events of lost sessions, and exits")
 
 
 @script(nodes=4)
