@@ -342,6 +342,7 @@ def _logs(s: Stage, node: str) -> list[str]:
 @script(nodes=4)
 async def script_rescue_from_an_older_log_deletes_no_data_of_a_node_that_runs(s: Stage) -> None:
     """Given a node with the only copies, when a rescue does not know a stream and a move, it keeps both, also after a restart."""
+    s.allow("metadata.force_recovered")
     s.may_lose_records = True
     await s.create("moved", replicas=1)
     await _move(s, "moved", "n2")
