@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import shutil
 import struct
 from collections.abc import Callable
@@ -200,7 +202,9 @@ async def script_no_rescue_is_possible_from_a_directory(s: Stage) -> None:
         return text
 
     with lock_directories([folder]) as directories:
+        before = len(os.listdir("/proc/self/fd"))
         survivor = read_survivor(directories[0])
+        s.expect(len(os.listdir("/proc/self/fd")), before, "open files after the reading")
         for voters, wanted in (
             (("n1", "n9"), "The cluster has no node n9 (--new-controllers). Its nodes are n1, n2, n3."),
             (("n8", "n9"), "The cluster has no node n8, n9 (--new-controllers)."),
@@ -274,3 +278,44 @@ async def script_controllers_compare_their_images_and_one_differs(s: Stage) -> N
     await s.becomes(lambda: s.count_log(wrong, "metadata.voter_added") == 1, what=f"{wrong} votes again")
     await s.stop(next(node for node in s.others(leader, wrong)))
     await s.create("with-its-vote")
+
+
+@script(starts=False)
+async def script_controller_without_its_data_waits_for_a_majority_of_the_others(s: Stage) -> None:
+    """Given a controller with an emptied or older directory, without a majority of the others it waits, and says for whom and why.
+
+    It may have forgotten a vote. As soon as the others are a majority, it catches up and votes.
+    """
+    await s.start()
+    raft = s["n1"].disk.folder / "raft"
+    older = s.world.folder / "older"
+    await s.stop("n1")
+    shutil.copytree(raft, older)
+    await s.start("n1")
+    await s.create("orders")
+    s.allow(
+        "metadata.directory_went_back", "metadata.peer_directory", "peer_directory_*", "snapshots_installed", "entries_known"
+    )
+    for is_older, state, known in (
+        (True, "went back in time, as with an older copy put back", "n2"),
+        (False, "is new or emptied, the group is not", "n2"),
+    ):
+        await s.stop(*s.names)
+        shutil.rmtree(raft)
+        if is_older:
+            shutil.copytree(older, raft)
+        s.forget_log()
+        s["n1"].start()
+        s["n2"].start()
+        await asyncio.sleep(5)
+        s.expect((s["n1"].is_ready, s["n2"].is_ready), (False, False), "nodes that are ready without a majority")
+        text = (
+            f"without a vote until it has caught up: its raft directory {state} (known: {known}; not connected: n3). A majority"
+        )
+        s.expect_in(
+            f"WARNING metadata.waiting: controller waits node=n1 reason=waits for a leader *, {text}", "\n".join(s.log("n1"))
+        )
+        s["n3"].start()
+        await s.becomes(lambda: all(node.is_ready for node in s.world.nodes), within_s=5, what="all nodes are ready")
+        s.expect(s.count_log("n1", "metadata.voter_added"), 1, "log lines of the new voter")
+    s.expect([stream.name for stream in await s.client.admin.list_streams()], ["orders"], "streams")
