@@ -54,7 +54,7 @@ def _wrong_images(up: list[NodeProcess]) -> list[str]:
 
 def _known_everywhere(image: ClusterImage) -> ClusterImage:
     """Return ``image`` without what only controllers need for their decisions."""
-    return replace(image, time_ns=0, counters=Counters(), operations=IdempotencyCache())
+    return replace(image, time_ns=0, counters=Counters(), operations=IdempotencyCache(), reports=ClusterImage().reports)
 
 
 def _wrong_subscriptions(world: World, node: NodeProcess) -> list[str]:
