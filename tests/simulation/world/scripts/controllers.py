@@ -806,6 +806,27 @@ async def script_journal_of_the_metadata_leader_cannot_be_written(s: Stage) -> N
 
 
 @script(nodes=4)
+async def script_operator_takes_back_the_addition_of_a_controller(s: Stage) -> None:
+    """Given a node that joins the controllers, when an operator removes it before it votes, its member ends. It can be added later."""
+    s.allow(
+        "refused: unknown sender", "sessions ended: no member any more", "snapshots_installed", "metadata.controller_removed"
+    )
+    # no controller hears the new one, so that it cannot catch up
+    s.world.nats.loses = lambda client, message: message.subject.startswith("liftpy.raft.n4.")
+    await s.client.admin.change_controllers(add="n4")
+    await s.becomes(lambda: s.count_log("n4", "metadata.controller_starting") == 1, what="n4 begins to become a controller")
+    await s.client.admin.change_controllers(remove="n4")
+    await asyncio.sleep(5)
+    s.world.nats.loses = lambda client, message: False
+    await s.create("orders")
+    status = {node: await s.status(node) for node in s.names}
+    s.expect([status[node]["controllers"]["voters"] for node in s.names], [["n1", "n2", "n3"]] * 4, "controllers")
+    s.expect(len({page["metadata_index"] for page in status.values()}), 1, "number of different metadata")
+    await s.client.admin.change_controllers(add="n4")
+    await s.becomes(lambda: s.count_log("n4", "metadata.became_controller") == 1, within_s=10, what="n4 becomes a controller")
+
+
+@script(nodes=4)
 async def script_node_that_is_no_controller_misses_one_message(s: Stage) -> None:
     """Given a node that follows the feed, when a message of the feed is lost, the node asks for it, and knows the change at once."""
     await s.create("orders")
