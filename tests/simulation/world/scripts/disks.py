@@ -29,7 +29,7 @@ async def script_disk_is_full_and_has_room_again(s: Stage) -> None:
 
     A minute after there is room again, the node restarts to repair its logs, and joins the ISR.
     """
-    s.allow("metadata.controller_start_failed", "partition.dropped_without_state")
+    s.allow("metadata.controller_start_failed")
     await s.create("orders", leader="n2", segment_bytes=4096)
     await s.publish("orders", 40, value=_VALUE)
     s.forget_log()
@@ -192,7 +192,6 @@ async def script_flush_fails_and_then_the_power_fails(s: Stage) -> None:
 
     The kernel treats the pages of a failed flush as written. The node must write them again.
     """
-    s.allow("log.suspect")
     await s.create("orders", leader="n2")
     await s.publish("orders", 5)
     s.forget_log()
@@ -290,7 +289,6 @@ async def script_leader_meets_damage_while_a_follower_fetches(s: Stage) -> None:
 
     The leader counts the failed read, gives up the leadership, and repairs its log.
     """
-    s.allow("log.damaged", "log.recovered")
     await s.create("orders", leader="n2", segment_bytes=4096)
     await s.stop("n1")
     await s.publish("orders", 60, value=_VALUE)
@@ -338,7 +336,6 @@ async def script_leader_cannot_read_for_a_follower(s: Stage) -> None:
 @script(hw_checkpoint_interval_s=1.0)
 async def script_one_call_of_a_disk_fails(s: Stage) -> None:
     """Given a disk that fails one call, whichever it is, publishes are stored, and soon all replicas have all records again."""
-    s.allow("disk.checkpoint_failed", "log.retention_failed", "log.suspect")
     await s.create("orders", leader="n2", segment_bytes=4096, retention_bytes=40_000)
     for place, (call, part) in enumerate(_CALLS):
         node = s["n1" if place % 2 else "n2"]
@@ -372,7 +369,6 @@ async def script_node_has_no_free_file_descriptor(s: Stage) -> None:
 @script(stops=False)
 async def script_node_with_an_unclosed_log_does_not_stop_cleanly(s: Stage) -> None:
     """Given a disk that fails while a node stops, the node says that its stop is not clean, and checks its logs at the next start."""
-    s.allow("partition.close_failed")
     for number in range(3):
         await s.create(f"orders{number}", leader="n2")
         await s.publish(f"orders{number}", 3)

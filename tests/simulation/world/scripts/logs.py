@@ -309,7 +309,6 @@ async def script_record_is_too_large_for_a_follower_of_an_earlier_version(s: Sta
 @script()
 async def script_kill_after_lazy_flushes_loses_nothing_that_two_replicas_have(s: Stage) -> None:
     """Given a stream that acknowledges before the flush, when a follower loses its power, it fetches the lost records again."""
-    s.allow("log.recovered")
     await s.create("orders", leader="n2", flush=FlushPolicy.parse("interval:5s"))
     await s.publish("orders", 20)
     s.forget_log()

@@ -95,7 +95,6 @@ async def script_node_drops_publishes_so_that_its_server_keeps_the_connection(s:
 
     Each publish is stored, dropped and counted, or answered with a rejection.
     """
-    s.allow("disk.slow_flush")
     await s.create("orders", leader="n2")
     await s.publish("orders", 1)
     s.world.nats.max_pending = 600_000

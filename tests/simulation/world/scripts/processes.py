@@ -19,7 +19,6 @@ from tests.simulation.world.scripts.stage import Stage, script
 @script(workers=2)
 async def script_partitions_of_a_node_with_two_processes(s: Stage) -> None:
     """Given nodes with two processes, when records come, status and metrics of a node show the partitions of both."""
-    s.allow("log.damaged")
     for node in s.names:
         s.expect(
             (await s.client.admin.node_health(node))["health"],

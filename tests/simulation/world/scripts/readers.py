@@ -274,7 +274,6 @@ async def script_service_ends_again_and_again(s: Stage) -> None:
 @script(long=True)
 async def script_service_of_a_replica_computes_something_else(s: Stage) -> None:
     """Given an instance of a service with another state than the two others, it ends, and status, metric and log say so."""
-    s.allow("service.problem")
     from tests.simulation.world.load.clients import Clients, Model
     from tests.simulation.world.load.services import Services, Sums
 

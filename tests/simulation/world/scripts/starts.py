@@ -119,7 +119,6 @@ async def script_two_processes_with_one_data_directory(s: Stage) -> None:
 @script(nodes=1, controllers=1, starts=False)
 async def script_directory_that_other_users_can_write(s: Stage) -> None:
     """Given a data directory that other users can write, when the node starts, it takes this permission away, and says so."""
-    s.allow("node.directory_permissions_fixed")
     folder = s["n1"].disk.folder
     folder.chmod(0o777)
     await s.start("n1")
