@@ -586,6 +586,7 @@ async def script_node_with_a_full_disk_stops_after_it_has_flushed_everything(s: 
 
     The disk has no room for checkpoints and for the clean-stop marker.
     """
+    s.allow("metadata.controller_failed", "metadata.controller_out_of_service")
     streams = ["orders0", "orders1"]
     for stream in streams:
         await s.create(stream, leader="n2", replicas=4, flush=FlushPolicy.parse("interval:1s"))
