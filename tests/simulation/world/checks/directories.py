@@ -10,6 +10,7 @@ from liftpy.core.wire.batch import split_batches
 from liftpy.errors import CorruptionError
 from sidecar.disk.data_folder import LAZY_FLUSH, LOG_ENDS_NAME, UNREPORTED_DAMAGE
 from sidecar.disk.files import decode_checked_json
+from tests.simulation.world.checks.raft_files import wrong_raft_directory
 from tests.simulation.world.machine.disk import Disk
 from tests.simulation.world.machine.scheduler import Process
 
@@ -29,7 +30,7 @@ def check_stop(process: Process) -> None:
         return
     if not process.program.was_clean:
         process.scheduler.violated(f"{process.name} has not stopped cleanly, and nothing has failed")
-    elif wrong := wrong_directory(disk):
+    elif wrong := [*wrong_directory(disk), *_wrong_raft_directory(process)]:
         process.scheduler.violated(f"{process.name} has stopped cleanly: {', '.join(wrong[:_MOST_SHOWN])}")
 
 
@@ -59,6 +60,14 @@ def _wrong_modes(folder: Path) -> Iterator[tuple[Path, int]]:
         mode = stat.S_IMODE(path.lstat().st_mode)
         if mode != (_FOLDER_MODE if path.is_dir() else _FILE_MODE):
             yield path, mode
+
+
+def _wrong_raft_directory(process: Process) -> list[str]:
+    """Return what is wrong with the raft directory, if the process was a controller at its end."""
+    group = process.program.group
+    if group is None or not group.is_controller:
+        return []
+    return wrong_raft_directory(process.disk.folder / "raft", process.name, group.image)
 
 
 def _log_end(log: Path) -> int | str:

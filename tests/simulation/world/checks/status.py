@@ -12,6 +12,7 @@ from typing import Any
 from liftpy.client import Client
 from liftpy.core.wire.subjects import EVENTS_STREAM
 from liftpy.errors import LiftError
+from tests.simulation.world.checks.controllers import wrong_group
 from tests.simulation.world.checks.figures import metrics_of
 from tests.simulation.world.checks.pages import wrong_pages
 from tests.simulation.world.load.clients import Model
@@ -32,6 +33,7 @@ async def check_reports(world: World, model: Model, streams: list[tuple[str, str
         for node in world.nodes:
             await _becomes_right(world, f"the status of {node.name}", partial(_status, client, node.name, streams))
             await _becomes_right(world, f"the settings of {node.name}", partial(_settings, client, node))
+        await _becomes_right(world, "the metadata group", partial(_group, world, client))
         if world.profile.groups:
             wanted = await _publish_unread(client)
             await _becomes_right(world, "the lags of the groups", lambda: _lags(world, client, wanted))
@@ -78,6 +80,10 @@ async def _status(client: Client, node: str, streams: list[tuple[str, str, int]]
             if row is not None and (row["leader"], row["high_watermark"]) != (partition.leader, bounds.high_watermark):
                 return f"{name}/{partition.partition} is {partition} {bounds}, and is here {row}"
     return ", ".join(wrong_pages(status, await metrics_of(client, node))[:_MOST_SHOWN])
+
+
+async def _group(world: World, client: Client) -> str:
+    return ", ".join((await wrong_group(world, client))[:_MOST_SHOWN])
 
 
 async def _settings(client: Client, node: NodeProcess) -> str:

@@ -18,6 +18,7 @@ async def script_nats_server_restarts(s: Stage) -> None:
 
     Each node logs each connection once, counts the reconnects, and says that publishes may be lost.
     """
+    s.allow("conflicting_entries_truncated", "not_sent_disconnected")
     await s.create("orders", leader="n2")
     await s.publish("orders", 2)
     await asyncio.sleep(1)

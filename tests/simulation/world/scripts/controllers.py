@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -10,11 +11,13 @@ from functools import partial
 
 from liftpy.core.metadata.features import SUPPORTED_LEVELS, LevelRange
 from liftpy.core.metadata.feed import FeedSubscription
+from liftpy.core.metadata.image import RESCUE_LEAP
 from liftpy.errors import ConfigError, CorruptionError, IncompatibleVersionError, NoMajorityError, OutcomeUnknownError
 from sidecar.metadata import feed
 from sidecar.quorum.codec import unseal
 from sidecar.quorum.rescue import lock_directories, newest, read_survivor, rescue
 from sidecar.runtime.settings import with_values
+from tests.simulation.world.checks.raft_files import read_journal
 from tests.simulation.world.machine.nats_server import Message
 from tests.simulation.world.machine.scheduler import NS_PER_S
 from tests.simulation.world.scripts.stage import Stage, script
@@ -137,6 +140,9 @@ async def script_controller_loses_its_data_or_gets_an_older_copy(s: Stage) -> No
 
     It and its peers say so, and afterwards the group has three voters again.
     """
+    s.allow(
+        "entries_known", "metadata.directory_went_back", "peer_directory_current", "peer_directory_older", "snapshots_installed"
+    )
     await s.create("orders", leader="n2")
     await s.publish("orders", 5)
     folder = s["n1"].disk.folder / "raft"
@@ -200,6 +206,7 @@ async def script_controller_loses_its_data_or_gets_an_older_copy(s: Stage) -> No
 @script()
 async def script_journal_of_a_controller_is_damaged(s: Stage) -> None:
     """Given a controller whose journal has a flipped bit, when it starts, it ends and says what to do. Following it helps."""
+    s.allow("metadata.peer_directory", "peer_directory_current", "peer_directory_older", "snapshots_installed")
     await s.create("orders", leader="n2")
     await s.stop("n1")
     journal = s["n1"].disk.folder / "raft" / "journal"
@@ -244,6 +251,7 @@ async def script_operator_rescues_the_metadata_from_one_controller(s: Stage) -> 
 
     This is the runbook ``controllers-lost``. The other nodes start with new disks, one of them with the files of a controller.
     """
+    s.allow("metadata.force_recovered")
     await s.create("orders", leader="n1")
     await s.publish("orders", 3)
     for node in s.names:
@@ -277,6 +285,9 @@ async def script_operator_rescues_the_metadata_from_one_controller(s: Stage) -> 
         s.expect_in("raft-before-rescue exists from an earlier rescue. Inspect it and move it away.", again, "error")
     for path in written.values():
         s.expect(sorted(file.name for file in path.iterdir()), ["journal", "member", "rescued", "snapshot"], "files")
+        journal, last = read_journal((path / "journal").read_bytes()), survivor.index + RESCUE_LEAP
+        found = sorted(journal.entries), journal.term, journal.vote, journal.commit_index
+        s.expect(found, ([last - 1, last], survivor.term + RESCUE_LEAP, "", last), "entries, term, vote and commit index")
     empty = s.world.folder / "empty"
     empty.mkdir()
     with_lock = _config_error(lambda: lock_directories([empty]).__enter__())
@@ -336,6 +347,7 @@ def _logs(s: Stage, node: str) -> list[str]:
 @script(nodes=4)
 async def script_rescue_from_an_older_log_deletes_no_data_of_a_node_that_runs(s: Stage) -> None:
     """Given a node with the only copies, when a rescue does not know a stream and a move, it keeps both, also after a restart."""
+    s.allow("metadata.force_recovered")
     s.may_lose_records = True
     await s.create("moved", replicas=1)
     await _move(s, "moved", "n2")
@@ -375,6 +387,7 @@ async def script_nodes_that_follow_the_feed_leave_an_old_controller_after_a_resc
 
     One of these nodes runs all the time. The other one starts while only the old controller answers.
     """
+    s.allow("metadata.controller_removed", "metadata.force_recovered", "refused: unknown sender")
     await s.create("orders", replicas=1)
     await _move(s, "orders", "n4")
     await s.publish("orders", 3)
@@ -411,6 +424,7 @@ async def script_nodes_that_follow_the_feed_leave_an_old_controller_after_a_resc
 @script(nodes=4)
 async def script_partition_that_has_moved_away_is_deleted_when_it_has_a_leader(s: Stage) -> None:
     """Given a log that has left its node, when its partition has a leader again, the node deletes the log."""
+    s.allow("metadata.force_recovered")
     await s.create("moved", replicas=1)
     await _move(s, "moved", "n2")
     await s.stop("n1")
@@ -450,6 +464,7 @@ async def script_controllers_with_new_disks_delete_no_data_of_a_node_that_runs(s
 @script(nodes=4)
 async def script_operator_replaces_a_controller(s: Stage) -> None:
     """Given three controllers and one more node, when an operator adds it and removes another one, all nodes know the new list."""
+    s.allow("refused: unknown sender", "sessions ended: no member any more", "snapshots_installed")
     await s.create("orders")
 
     async def voters() -> list[list[str]]:
@@ -500,6 +515,7 @@ async def script_operator_replaces_a_controller(s: Stage) -> None:
 @script()
 async def script_controller_catches_up_by_a_snapshot(s: Stage) -> None:
     """Given a controller that was away, when the others have written a snapshot, it gets the snapshot and knows everything."""
+    s.allow("snapshots_installed")
     s.world.compact_after(1_000)
     await s.create("orders", leader="n2")
     s["n1"].kill()
@@ -610,6 +626,7 @@ async def script_metadata_leader_that_the_others_do_not_hear(s: Stage) -> None:
 @script()
 async def script_message_between_controllers_is_lost(s: Stage) -> None:
     """Given two controllers, when a message between them is lost, they begin one new session, and no request waits for it."""
+    s.allow("sessions ended: gap")
     leader = await s.controller()
     other = s.others(leader)[0]
     await s.create("orders")
@@ -671,6 +688,7 @@ async def script_metadata_is_larger_than_a_message(s: Stage) -> None:
 @script(starts=False)
 async def script_controllers_have_different_lists(s: Stage) -> None:
     """Given a new cluster whose nodes name different controllers, they say so. A corrected setting lets the node join."""
+    s.allow("refused: other lists of controllers", "refused: unknown sender")
     for node, named in (("n1", ("n1", "n2")), ("n2", ("n1", "n2")), ("n3", ("n1", "n2", "n3"))):
         s.change_file(node, controllers=named)
         s[node].start()
@@ -724,6 +742,7 @@ async def script_new_controller_has_a_full_disk(s: Stage) -> None:
 
     As soon as there is room, it becomes a controller without another request.
     """
+    s.allow("snapshots_installed")
     s["n4"].disk.is_full = True
     s.forget_log()
     await s.client.admin.change_controllers(add="n4")
@@ -746,6 +765,69 @@ async def script_new_controller_has_a_full_disk(s: Stage) -> None:
         return list((await s.status("n4"))["controllers"]["voters"])
 
     await s.shows(voters, s.names, what="controllers")
+
+
+@script(nodes=4)
+async def script_disk_of_a_new_controller_becomes_full_while_it_starts(s: Stage) -> None:
+    """Given a node that becomes a controller, when its disk is full meanwhile, it stops its member, and follows the feed as before.
+
+    It retries every 5 s. With room it becomes a controller, and nothing of the earlier attempts is left.
+    """
+    s.allow("metadata.controller_failed", "snapshots_installed")
+    s.forget_log()
+    await s.client.admin.change_controllers(add="n4")
+    await s.becomes(lambda: s.count_log("n4", "metadata.controller_starting") == 1, what="n4 begins to become a controller")
+    s["n4"].disk.is_full = True
+    await s.becomes(lambda: s.count_log("n4", "metadata.controller_start_failed") >= 2, within_s=15, what="n4 has tried twice")
+    text = "ERROR metadata.controller_start_failed: * error=Cannot write *: No space left on device.*: trying again in 5 s, *"
+    s.expect_in(text, "\n".join(s.log("n4")))
+    await s.create("orders", replicas=3)
+    status = await s.status("n4")
+    s.expect((status["controller"], status["metadata_index"]), (False, (await s.status("n1"))["metadata_index"]), "role of n4")
+    s.expect(s["n4"].exits, [], "exits of n4")
+    s["n4"].disk.heal()
+    await s.becomes(lambda: s.count_log("n4", "metadata.became_controller") == 1, within_s=8, what="n4 becomes a controller")
+
+
+@script(nodes=5, controllers=3)
+async def script_journal_of_the_metadata_leader_cannot_be_written(s: Stage) -> None:
+    """Given a metadata leader, when a write of its journal fails, it follows the feed of the next leader, and later leads or follows.
+
+    Its heartbeats continue all the time. Its former role leaves no subscription.
+    """
+    s.allow("metadata.controller_failed", "metadata.controller_out_of_service")
+    await s.create("orders")
+    leader = await s.controller()
+    s.forget_log()
+    s[leader].disk.next_failures.append(("write", "raft/journal", errno.ENOSPC))
+    await s.create("more")
+    await s.becomes(lambda: s.count_log(leader, "metadata.controller_out_of_service") == 1, what=f"{leader} follows the feed")
+    await s.becomes(
+        lambda: s.count_log(leader, "metadata.became_controller") == 1, within_s=15, what=f"{leader} is a controller"
+    )
+    fenced = [event for event in await s.events() if event["kind"] == "node_fenced"]
+    s.expect((fenced, s[leader].exits), ([], []), "events of lost sessions, and exits")
+
+
+@script(nodes=4)
+async def script_operator_takes_back_the_addition_of_a_controller(s: Stage) -> None:
+    """Given a node that joins the controllers, when an operator removes it before it votes, its member ends. It can be added later."""
+    s.allow(
+        "refused: unknown sender", "sessions ended: no member any more", "snapshots_installed", "metadata.controller_removed"
+    )
+    # no controller hears the new one, so that it cannot catch up
+    s.world.nats.loses = lambda client, message: message.subject.startswith("liftpy.raft.n4.")
+    await s.client.admin.change_controllers(add="n4")
+    await s.becomes(lambda: s.count_log("n4", "metadata.controller_starting") == 1, what="n4 begins to become a controller")
+    await s.client.admin.change_controllers(remove="n4")
+    await asyncio.sleep(5)
+    s.world.nats.loses = lambda client, message: False
+    await s.create("orders")
+    status = {node: await s.status(node) for node in s.names}
+    s.expect([status[node]["controllers"]["voters"] for node in s.names], [["n1", "n2", "n3"]] * 4, "controllers")
+    s.expect(len({page["metadata_index"] for page in status.values()}), 1, "number of different metadata")
+    await s.client.admin.change_controllers(add="n4")
+    await s.becomes(lambda: s.count_log("n4", "metadata.became_controller") == 1, within_s=10, what="n4 becomes a controller")
 
 
 @script(nodes=4)

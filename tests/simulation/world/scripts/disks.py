@@ -29,6 +29,7 @@ async def script_disk_is_full_and_has_room_again(s: Stage) -> None:
 
     A minute after there is room again, the node restarts to repair its logs, and joins the ISR.
     """
+    s.allow("metadata.controller_start_failed")
     await s.create("orders", leader="n2", segment_bytes=4096)
     await s.publish("orders", 40, value=_VALUE)
     s.forget_log()
@@ -79,6 +80,7 @@ async def script_disk_of_the_node_that_leads_everything_is_full(s: Stage) -> Non
 
     The node gives its leadership up by a request to the metadata group. Its own member of the group fails while it has this request.
     """
+    s.allow("metadata.controller_failed", "metadata.controller_out_of_service")
     node = await s.controller()
     await s.create("orders", leader=node)
     s[node].disk.is_full = True
@@ -585,6 +587,7 @@ async def script_node_with_a_full_disk_stops_after_it_has_flushed_everything(s: 
 
     The disk has no room for checkpoints and for the clean-stop marker.
     """
+    s.allow("metadata.controller_failed", "metadata.controller_out_of_service")
     streams = ["orders0", "orders1"]
     for stream in streams:
         await s.create(stream, leader="n2", replicas=4, flush=FlushPolicy.parse("interval:1s"))

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from collections import Counter
+from dataclasses import replace
 
 from sidecar.quorum import codec
+from sidecar.quorum.snapshot_file import decode_snapshot_file, encode_snapshot_file
+from tests.simulation.world.checks.raft_files import read_journal
 from tests.simulation.world.scripts.stage import Stage, script
 
 _FRAME = struct.Struct("<BBQQQQ")
@@ -13,6 +17,8 @@ _FRAME = struct.Struct("<BBQQQQ")
 _HELLO, _DATA, _MEMBERS = 1, 2, 3
 _FIRST_AND_LAST = 3
 _ANSWERS_NOBODY, _STALE = "refused: hellos that answer nobody", "refused: stale frame"
+_HEARTBEAT_BYTES = 150
+"""Maximum size of a message between controllers without an entry, in bytes."""
 
 
 class _Forger:
@@ -21,16 +27,30 @@ class _Forger:
     def __init__(self, s: Stage, to: str, sender: str) -> None:
         self._s = s
         self.to, self.sender = to, sender
+        self._sequence = 0
 
     def newest(self) -> tuple[int, int, int, int]:
-        """Return (epoch of the sender, epoch of the receiver, sequence number, term) of the newest real frame with data."""
+        """Return (epoch of the sender, epoch of the receiver, sequence number, term) of the newest real frame of the session.
+
+        The sequence number is that of the newest frame with data. If the session has none, it is that of the last frame that
+        ``send_next`` has sent.
+        """
         subject = f"liftpy.raft.{self.to}.{self.sender}"
+        session: tuple[int, int, int] | None = None
         for name, message, _ in reversed(self._s.messages):
             if message.subject == subject and name == f"liftpy-{self.sender}-group":
                 kind, _, epoch, own, sequence, term = _FRAME.unpack_from(codec.unseal(self.to, self.sender, message.content))
-                if kind == _DATA:
-                    return epoch, own, sequence, term
-        raise AssertionError("no frame with data")
+                session = session or (epoch, own, term)
+                if kind == _DATA and (epoch, own) == session[:2]:
+                    return epoch, own, sequence, session[2]
+        assert session is not None, "no frame"
+        return *session[:2], self._sequence, session[2]
+
+    async def send_next(self, body: bytes, *, ahead: int = 0) -> None:
+        """Send a message that fits into the session. ``ahead``: difference between its term and that of the sender."""
+        epoch, own, sequence, term = self.newest()
+        self._sequence = sequence + 1
+        await self.send(_FRAME.pack(_DATA, _FIRST_AND_LAST, epoch, own, self._sequence, term + ahead) + body)
 
     async def next(self) -> tuple[int, int, int, int]:
         """Wait for a real frame with data, and return ``newest``. The real sender sends no other one in the next milliseconds."""
@@ -68,6 +88,7 @@ async def _rejects(s: Stage, forger: _Forger, frame: bytes, *names: str, sender:
 @script()
 async def script_controller_gets_frames_that_no_controller_sends(s: Stage) -> None:
     """Given forged frames between controllers, their receiver counts each by its fault. Most of them disturb nothing."""
+    s.allow("append_answers_beyond_log", "refused: *", "sessions ended: *")
     await s.create("orders", leader="n2")
     leader = await s.controller()
     sender = s.others(leader)[0]
@@ -93,7 +114,6 @@ async def script_controller_gets_frames_that_no_controller_sends(s: Stage) -> No
     s.expect((await s.status(leader))["metadata_leader"], leader, "metadata leader")
 
     # These frames fit into the session. Their content ends it, and both sides begin another one at once.
-    s.accepts_rejected_messages = True
     answer = {"type": "next_node_idx", "reset": False, "success": True}
     for body, name in (
         (b"\xff", "refused: messages"),
@@ -130,3 +150,149 @@ async def script_controller_gets_frames_that_no_controller_sends(s: Stage) -> No
 async def _controllers(s: Stage, leader: str) -> list[dict[str, bool]]:
     described = await s.client.admin.describe_cluster()
     return [{"connected": one.connected} for one in described.controllers]
+
+
+async def ask_for_vote(s: Stage, to: str, asker: str, *, ahead: int) -> None:
+    """Ask a controller for its vote in the name of another one, before an election. A leader steps down if the term is later.
+
+    ``ahead``: difference between the term of the question and that of the group.
+    """
+    forger = _Forger(s, to, asker)
+    term = forger.newest()[-1] + ahead
+    question = {"type": "pre_vote", "term": term, "last_log_index": 0, "last_log_term": 0}
+    await forger.send_next(codec.encode(question), ahead=ahead)
+
+
+class _Repeater:
+    """Sends a controller what its metadata leader may send again: entries and snapshots that it has."""
+
+    def __init__(self, s: Stage, to: str, leader: str) -> None:
+        self._s = s
+        self.to = to
+        self._forger = _Forger(s, to, leader)
+        self._raft = s[to].disk.folder / "raft"
+
+    @property
+    def journal(self) -> dict[int, tuple[int, bytes]]:
+        """Index -> term and command of each entry in the journal of the receiver."""
+        return read_journal((self._raft / "journal").read_bytes()).entries
+
+    @property
+    def snapshot(self) -> bytes:
+        """Content of the snapshot file of the receiver."""
+        return (self._raft / "snapshot").read_bytes()
+
+    async def append(self, first: int, last: int, **changed: object) -> dict[str, int]:
+        """Send the entries from ``first`` to ``last`` again. Return what the receiver counts."""
+        entries = [(command, index, term) for index, (term, command) in self.journal.items() if first <= index <= last]
+        before = {"prevLogIdx": first - 1, "prevLogTerm": self.journal[first - 1][0]}
+        return await self.send(**{**before, "entries": entries, "commit_index": last, **changed})
+
+    async def send(self, **message: object) -> dict[str, int]:
+        """Send an append message of the leader, in its session. Return what the receiver counts."""
+        term = self._forger.newest()[-1]
+        body = codec.encode({"type": "append_entries", "term": term, "commit_index": 1, "sent_ns": 0, **message})
+        before = await self._counters()
+        await self._forger.send_next(body)
+        after = await self._counters()
+        await asyncio.sleep(1)  # the next message of the leader has the same sequence number, and is lost
+        return {name: count - before[name] for name, count in after.items() if count != before[name]}
+
+    async def _counters(self) -> Counter[str]:
+        counters = (await self._s.status(self._forger.to))["counters"]
+        ordinary = ("messages_sent", "sessions_started", _ANSWERS_NOBODY, "refused: duplicate frame")
+        names = {name.removeprefix("metadata: "): count for name, count in counters.items() if name.startswith("metadata: ")}
+        return Counter({name: count for name, count in names.items() if name not in ordinary})
+
+
+@script()
+async def script_controller_gets_entries_and_snapshots_again(s: Stage) -> None:
+    """Given a controller, when messages of its leader come again, it confirms what it has and changes nothing.
+
+    A snapshot that no controller has written ends the session, and both sides begin another one.
+    """
+    s.allow("entries_known", "refused: duplicate frame", "sessions ended: refused message", "snapshot*")
+    for name in ("orders", "bills", "more"):
+        await s.create(name)
+    leader = await s.controller()
+    repeater = _Repeater(s, s.others(leader)[0], leader)
+    await asyncio.sleep(3)
+    s.forget_log()
+    journal, snapshot = repeater.journal, repeater.snapshot
+    last = max(journal)
+    s.expect(await repeater.append(last - 2, last), {"entries_known": 3}, "counters after the newest entries")
+    since = len(s.messages)
+    s.expect(await repeater.append(last - 4, last - 2), {"entries_known": 3}, "counters after earlier entries")
+    sizes = [len(one.content) for one in s.messages_to(f"liftpy.raft.{repeater.to}.{leader}", since)][
+        1:
+    ]  # without the repeated one
+    s.expect(max(sizes) < _HEARTBEAT_BYTES, True, "the leader sends no entry again")
+    s.expect(
+        await repeater.append(last, last, commit_index=last + 100), {"entries_known": 1}, "counters after a late commit index"
+    )
+    earlier = {"term": 0, "prevLogIdx": last, "prevLogTerm": 0, "entries": [], "commit_index": last}
+    s.expect(await repeater.send(**earlier), {}, "counters after a message of an earlier leader")
+    for pieces in ([snapshot], [snapshot[:100], snapshot[100:]]):
+        counted: dict[str, int] = {}
+        for number, piece in enumerate(pieces):
+            counted |= await repeater.send(serialized=(piece, number == 0, number == len(pieces) - 1))
+        s.expect(counted, {"snapshots_known": 1}, f"counters after a known snapshot in {len(pieces)} pieces")
+    s.expect(await repeater.send(serialized=None), {}, "counters after a snapshot without bytes")
+    s.expect(await repeater.send(serialized=(snapshot, True, True), term=0), {}, "counters after one of an earlier leader")
+    later = decode_snapshot_file(snapshot)
+    later = replace(later, last=(b"\1", last + 2, 99), previous=(b"\1", last + 1, 99))
+    for name, chunk in (
+        ("snapshots_rejected", (snapshot[:-1], True, True)),
+        ("snapshots_rejected", (encode_snapshot_file(later), True, True)),
+        ("snapshot_chunks_out_of_order", (snapshot, False, True)),
+    ):
+        ended = {name: 1, "sessions ended: refused message": 1}
+        s.expect(await repeater.send(serialized=chunk), ended, "counters after a snapshot of nobody")
+    s.expect(repeater.journal, journal, "entries of the journal")
+    s.expect(s.log(repeater.to), [], "log lines")
+    await s.create("last")
+    s.expect(await s.controller(), leader, "metadata leader")
+
+
+@script()
+async def script_controller_is_asked_for_votes_in_the_name_of_others(s: Stage) -> None:
+    """Given a metadata leader, when requests for votes are forged, no controller gives one, and the leader stays.
+
+    A question with a later term makes the leader step down: the real sender would ignore it. Then one election follows.
+    """
+    s.allow("refused: duplicate frame", "votes_rejected_leader_known")
+    await s.create("orders", leader="n2")
+    await asyncio.sleep(3)
+    leader = await s.controller()
+    asker, voter = s.others(leader)
+    s.forget_log()
+    forgers = {to: _Forger(s, to, asker) for to in (leader, voter)}
+
+    async def ask(to: str, kind: str, ahead: int) -> int:
+        """Ask for a vote in the term ``ahead`` of the present one. Return the growth of the counters of rejected votes."""
+        term = forgers[to].newest()[-1]
+        body = codec.encode({"type": kind, "term": term + ahead, "last_log_index": 1_000, "last_log_term": term})
+        names = ("metadata: votes_rejected_leader_known", "metadata: pre_votes_rejected")
+        before = [await s.counter(to, name) for name in names]
+        await forgers[to].send_next(body, ahead=ahead)
+        after = [await s.counter(to, name) for name in names]
+        await asyncio.sleep(1)
+        return sum(after) - sum(before)
+
+    term = (await s.client.admin.describe_cluster()).controllers[0].term
+    s.expect(await ask(voter, "request_vote", 1), 1, "rejected requests for votes")
+    s.expect(await ask(voter, "pre_vote", 1), 1, "rejected questions to a controller that hears its leader")
+    s.expect(await ask(leader, "pre_vote", 0), 1, "rejected questions to the leader")
+    terms = {one.term for one in (await s.client.admin.describe_cluster()).controllers}
+    s.expect((await s.controller(), terms), (leader, {term}), "leader and term")
+    s.expect(sum(s.count_log(node, "metadata.leadership") for node in s.names), 0, "changes of the leader")
+
+    s.expect(await ask(leader, "pre_vote", 5), 1, "rejected questions to the leader")
+    await s.becomes(
+        lambda: any(s.count_log(node, "metadata.leadership_gained") for node in s.names), within_s=3, what="a leader"
+    )
+    s.expect(s.count_log(leader, "metadata.leadership_lost"), 1, "log lines of the former leader")
+    await s.create("more")
+    terms = {one.term for one in (await s.client.admin.describe_cluster()).controllers}
+    s.expect((len(terms), min(terms) > term + 5), (1, True), f"terms of the controllers after {term + 5}: {terms}")
+    s.expect(sum(s.count_log(node, "metadata.leadership_gained") for node in s.names), 1, "elections")

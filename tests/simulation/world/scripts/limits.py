@@ -73,6 +73,7 @@ async def script_each_request_to_a_full_queue_is_answered(s: Stage) -> None:
 @script()
 async def script_strangers_send_what_no_node_understands(s: Stage) -> None:
     """Given a node, when strangers send invalid frames to its subjects, it counts each of them by name and does nothing else."""
+    s.allow("refused: *")
     await s.create("orders", leader="n2")
     await s.publish("orders", 3)
     await asyncio.sleep(1)

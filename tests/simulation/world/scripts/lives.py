@@ -177,6 +177,7 @@ async def script_all_nodes_with_two_processes_restart(s: Stage) -> None:
 @script()
 async def script_node_with_a_hanging_disk_ends_within_the_time_of_a_stop(s: Stage) -> None:
     """Given a disk that hangs, when an operator stops the node, its process ends after 12 s at the latest."""
+    s.allow("accused leaders that serve")
     await s.create("orders", leader="n2")
     await s.publish("orders", 5)
     node = s["n2"]

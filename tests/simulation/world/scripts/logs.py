@@ -179,6 +179,7 @@ async def script_replica_moves_away_while_its_node_is_down(s: Stage) -> None:
 @script(nodes=4, copy_bytes_per_s=5_000, copy_min_bytes_per_s=0, copy_fetch_bytes=4096)
 async def script_operator_changes_the_number_of_replicas_back_during_a_copy(s: Stage) -> None:
     """Given a stream that gets a fourth replica, when an operator sets three again during the copy, it keeps the former three."""
+    s.allow("copies_cancelled_no_reason")
     await s.create("orders", replicas=3)
     await s.publish("orders", 100, value=b"x" * 200)
 
@@ -202,6 +203,7 @@ async def script_operator_changes_the_number_of_replicas_back_during_a_copy(s: S
 @script(nodes=4)
 async def script_drained_node_leads_nothing_and_has_no_replicas(s: Stage) -> None:
     """Given an operator who drains a node, when the drain is done, the node has no replica, and can be removed after its stop."""
+    s.allow("leaderships_moved_from_drained_nodes", "targets: drain")
     await s.create("orders", partitions=4)
     for partition in range(4):
         await s.publish("orders", 5, partition=partition)
@@ -325,6 +327,7 @@ async def script_leader_that_its_only_follower_does_not_hear_continues_to_lead(s
 
     The metadata leader has no replica, so it hears both of them.
     """
+    s.allow("accused leaders that serve")
     await s.create("orders", replicas=2)
     leader, follower = s.others(await s.controller())
     await s.client.admin.reassign(await s.client.admin.stream("orders"), 0, [leader, follower])

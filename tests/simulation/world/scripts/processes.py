@@ -160,6 +160,7 @@ async def script_disk_is_full_for_a_node_with_two_processes(s: Stage) -> None:
 
     So its next start keeps it in the ISRs of both processes.
     """
+    s.allow("metadata.controller_failed", "metadata.controller_out_of_service")
     await s.create("orders", partitions=4, flush=FlushPolicy.parse("interval:5s"))
     for partition in range(4):
         await s.publish("orders", 5, partition=partition)

@@ -30,6 +30,7 @@ from liftpy.config import StreamConfig
 from liftpy.errors import CorruptionError, LiftError
 from sidecar.runtime.logs import event_of
 from sidecar.runtime.settings import with_values
+from tests.simulation.world.checks.controllers import wrong_group, wrong_group_messages
 from tests.simulation.world.checks.figures import Series, metrics_of, values
 from tests.simulation.world.checks.logs import records_of, workers_of
 from tests.simulation.world.checks.messages import MessageRules
@@ -41,8 +42,10 @@ from tests.simulation.world.node_process import NodeProcess
 from tests.simulation.world.profiles import Profile
 from tests.simulation.world.world import World
 
-_START_S = 3.0
+_FIRST_START_S = 3.0
 """Maximum time of the start of nodes with healthy disks, in seconds."""
+_START_S = 1.2
+"""Maximum time of the start of nodes while a majority of the controllers runs, in seconds."""
 _FIRST_STOP_S = 2.0
 """Maximum time from SIGTERM to the end of nodes while a majority of the controllers continues, in seconds."""
 _STOP_S = 12.0
@@ -53,14 +56,27 @@ _PAGE_BYTES = 100_000
 """Maximum size of the metrics of a node in a script, in bytes."""
 _OPEN_NATS = "node.open_nats:"
 """Event of the warning that NATS has no users."""
-_SILENCE_S = 0.5
 _PROBED_STREAMS = 3
 _PROBE_S = 0.1
 """Maximum time until the ack of a publish to a healthy partition, and from there until a reader has it, in seconds."""
+_SILENCE_S = 1.0
+_CALM_S = 8.0
+"""Time within which a metadata group becomes quiet, in seconds. For 5 s after a late tick, its leader sends more messages."""
 _MOST_WAKES_PER_S = 200
 """Maximum number of wake-ups of a process without load per second."""
 _MOST_MESSAGES_PER_S = 400
 """Maximum number of messages per second in a cluster without load."""
+_ORDINARY_COUNTERS = {
+    "messages_sent", "sessions_started", "sessions ended: peer began anew", "sessions ended: silence", "sessions ended: bus lost",
+    "refused: hellos that answer nobody", "refused: stale frame", "registrations with the id of a running node",
+    "control requests that change nothing", "events written to their stream", "images_fetched_again", "pre_votes_rejected",
+    "copies_started",
+}  # fmt: skip
+"""Counters of the metadata group that rise at a start, a stop or a lost connection of a node."""
+_ORDINARY_WARNINGS = {"metadata.settings_differ", "metadata.waiting"}
+"""Events of warnings of the metadata group that follow from ordinary faults, such as a node that is away."""
+_WATCHED = ("metadata.", "group.")
+"""Beginnings of the events of warnings and errors that each script has to explain."""
 _LEVELS = ("INFO", "WARNING", "ERROR", "CRITICAL")
 _VALUE = re.compile(r"0x[0-9a-f]{6,}")
 
@@ -143,8 +159,10 @@ class Stage:
         """(process, level, text) of each log line. The text begins with the name of the event."""
         self.messages: list[tuple[str, Message, int]] = []
         """(connection, message, number of receivers) of each message that was published."""
-        self.accepts_rejected_messages = False
-        """True if the script has forged messages between controllers, which they reject."""
+        self._allowed: set[str] = set()
+        """Counters and events of warnings that the script explains."""
+        self._expected_lines: set[str] = set()
+        """Log lines that the script has looked for."""
         self.may_lose_records = False
         """True if the script lets an operator give up acknowledged records."""
         self._acked: dict[tuple[str, int], dict[int, bytes]] = {}
@@ -190,9 +208,11 @@ class Stage:
                 await self._check_work()
                 await self.check_pages()
                 await self._check_connections()
+                await self._check_group()
             await self._check_silence()
+            await self._check_traffic()
             self._check_records()
-            self._check_sessions()
+            self._check_faults()
             self._count()
             if self.cast.stops:
                 await self.stop()
@@ -269,6 +289,13 @@ class Stage:
 
             await self.shows(traffic, [], within_s=3, what=f"what is wrong with the traffic of {node.name}")
 
+    async def _check_group(self) -> None:
+        """Expect that all nodes have the same metadata, and that each one does what its role asks for and nothing else."""
+        if self.world.network.is_faulty or self.world.nats.is_faulty or self.cast.max_payload_bytes < _PAGE_BYTES:
+            return
+        if any(node.is_ready and not node.is_stopping for node in self.world.nodes):
+            await self.shows(lambda: wrong_group(self.world, self.client), [], within_s=5, what="what is wrong with the group")
+
     def _check_records(self) -> None:
         """Expect that all replicas have the same committed records, and each acknowledged record that was not deleted [D1, D4]."""
         for (name, partition), workers in workers_of(self.world).items():
@@ -302,12 +329,58 @@ class Stage:
             sent <= _MOST_MESSAGES_PER_S * _SILENCE_S, True, f"{sent} messages in {_SILENCE_S:g} s without work are few"
         )
 
-    def _check_sessions(self) -> None:
-        """Expect that no controller has rejected what another one sent: all of them are correct."""
-        for node in self.world.nodes if not self.accepts_rejected_messages else ():
-            counters = node.node.group.counters if node.node is not None and node.node.group is not None else {}
-            for kind in ("sessions ended: refused message", "sessions ended: bad chunk"):
-                self.expect(counters.get(kind, 0), 0, f"{kind} of {node.name}")
+    async def _check_traffic(self) -> None:
+        """Expect that a quiet metadata group sends as many messages of each kind as it needs."""
+        up = [node for node in self.world.nodes if node.is_ready and node.node is not None and node.node.group is not None]
+        groups = {node.name: node.node.group for node in up if node.node is not None}
+        leader = next((name for name, group in groups.items() if group is not None and group.leader == name), "")
+        voters = [name for name, group in groups.items() if group is not None and group.is_controller]
+        controllers = self.world.nodes[0].settings.controllers
+        if self._is_slowed or not leader or (len(voters) < len(controllers)):
+            return
+
+        async def wrong() -> list[str]:
+            since = len(self.messages)
+            await asyncio.sleep(_SILENCE_S)
+            messages = [message for _, message, _ in self.messages[since:]]
+            return wrong_group_messages(messages, _SILENCE_S, groups.keys(), voters, leader)
+
+        await self.shows(wrong, [], within_s=_CALM_S, what="what is wrong with the messages of the metadata group")
+
+    @property
+    def _is_slowed(self) -> bool:
+        """True if the script has changed the pace of heartbeats, or if messages are lost."""
+        is_changed = any(name in self.cast.settings for name in ("heartbeat_interval_s", "session_s", "lease_s"))
+        return (
+            is_changed or self.world.network.is_faulty or self.world.nats.is_faulty or self.cast.max_payload_bytes < _PAGE_BYTES
+        )
+
+    def allow(self, *names: str) -> None:
+        """Allow counters and events of warnings of the metadata group that a healthy cluster never has. ``*`` matches any text."""
+        self._allowed.update(names)
+
+    def _is_allowed(self, name: str, ordinary: set[str]) -> bool:
+        return name in ordinary or any(fnmatch.fnmatchcase(name, pattern) for pattern in self._allowed)
+
+    def _check_faults(self) -> None:
+        """Expect no counter and no warning that only a fault explains, unless the script has named or looked for it."""
+        counted: Counter[str] = Counter()
+        for node in self.world.nodes:
+            if node.node is not None and node.node.group is not None:
+                counted.update(node.node.group.counters)
+        strange = {name: count for name, count in counted.items() if not self._is_allowed(name, _ORDINARY_COUNTERS)}
+        self.expect(strange, {}, "counters of the metadata group that nothing explains")
+        warnings = {
+            f"{name}: {level} {text}": text.partition(":")[0] for name, level, text in self.lines if level in _LEVELS[1:]
+        }
+        left = [
+            line
+            for line, event in warnings.items()
+            if event.startswith(_WATCHED)
+            and line not in self._expected_lines
+            and not self._is_allowed(event, _ORDINARY_WARNINGS)
+        ]
+        self.expect(left[:3], [], "warnings about the metadata group that nothing explains")
 
     def _count(self) -> None:
         """Add up the counters of the nodes and of the metadata group."""
@@ -318,15 +391,20 @@ class Stage:
     async def start(self, *names: str) -> None:
         """Start nodes (default: all), and wait until they are ready."""
         nodes = [self[name] for name in names or self.names]
+        within_s = _START_S if self._has_majority_without(nodes) else _FIRST_START_S
         for node in nodes:
             node.start()
-        await self.becomes(lambda: all(node.is_ready for node in nodes), within_s=_START_S, what="the nodes are ready")
+        await self.becomes(lambda: all(node.is_ready for node in nodes), within_s=within_s, what="the nodes are ready")
+
+    def _has_majority_without(self, nodes: list[NodeProcess]) -> bool:
+        """Return whether a majority of the controllers runs that are not in ``nodes``."""
+        stays = [node for node in self.world.nodes[: self.cast.profile.controllers] if node.is_ready and node not in nodes]
+        return 2 * len(stays) > self.cast.profile.controllers
 
     async def stop(self, *names: str) -> None:
         """Send SIGTERM to nodes (default: all that run). Each has to end with code 0 and to leave nothing open."""
         nodes = [node for node in self.world.nodes if node.is_up and (not names or node.name in names)]
-        stays = [node for node in self.world.nodes[: self.cast.profile.controllers] if node.is_ready and node not in nodes]
-        within_s = _FIRST_STOP_S if 2 * len(stays) > self.cast.profile.controllers else _STOP_S
+        within_s = _FIRST_STOP_S if self._has_majority_without(nodes) else _STOP_S
         for node in nodes:
             node.wants_restart = False
             node.terminate()
@@ -417,7 +495,10 @@ class Stage:
         """Return the lines that a node has logged since ``forget_log``, each as level and text."""
         lines = self.lines[self._seen_lines.get(node, 0) :]
         levels = _LEVELS[_LEVELS.index(least) :]
-        return [f"{level} {text}" for name, level, text in lines if name == node and level in levels]
+        found = [f"{level} {text}" for name, level, text in lines if name == node and level in levels]
+        if least != "INFO":
+            self._expected_lines.update(f"{node}: {line}" for line in found)
+        return found
 
     def forget_log(self, *names: str) -> None:
         """Forget the log lines of nodes (default: all)."""
@@ -431,6 +512,7 @@ class Stage:
         """
         patterns = sorted(line.strip() for line in wanted.strip().splitlines() if line.strip())
         left = sorted(line for line in self.log(node) if fnmatch.fnmatchcase(line, f"*{_escaped(about)}*"))
+        self._expected_lines.update(f"{node}: {line}" for line in left)
         missing = []
         for pattern in sorted(patterns, key=lambda one: ("*" in one, -len(one))):
             found = next((line for line in left if fnmatch.fnmatchcase(line, _escaped(pattern))), None)
@@ -443,7 +525,9 @@ class Stage:
 
     def count_log(self, node: str, part: str) -> int:
         """Return the number of log lines of a node since ``forget_log`` with this text. ``*`` matches any text."""
-        return sum(fnmatch.fnmatchcase(line, f"*{_escaped(part)}*") for line in self.log(node))
+        found = [line for line in self.log(node) if fnmatch.fnmatchcase(line, f"*{_escaped(part)}*")]
+        self._expected_lines.update(f"{node}: {line}" for line in found)
+        return len(found)
 
     # ---- what users do ---------------------------------------------------------------------------------------------------
     async def create(
@@ -551,7 +635,11 @@ class Stage:
 
     def subjects(self, prefix: str, since: int = 0) -> list[str]:
         """Return the subjects of all published messages that begin with ``prefix``. ``since``: number of messages to skip."""
-        return [message.subject for _, message, _ in self.messages[since:] if message.subject.startswith(prefix)]
+        return [message.subject for message in self.messages_to(prefix, since)]
+
+    def messages_to(self, prefix: str, since: int = 0) -> list[Message]:
+        """Return all published messages whose subjects begin with ``prefix``. ``since``: number of messages to skip."""
+        return [message for _, message, _ in self.messages[since:] if message.subject.startswith(prefix)]
 
 
 class _Lines(logging.Handler):

@@ -78,6 +78,7 @@ async def script_file_of_a_node_is_damaged(s: Stage) -> None:
 @script()
 async def script_controller_quarantines_the_directory_of_a_wrong_image(s: Stage) -> None:
     """Given a controller that has marked its image as wrong, when it starts, it moves the directory away and copies the image."""
+    s.allow("metadata.directory_quarantined", "metadata.peer_directory", "peer_directory_current", "peer_directory_older")
     await s.create("orders", leader="n2")
     await s.stop("n1")
     raft = s["n1"].disk.folder / "raft"
