@@ -112,7 +112,7 @@ async def script_stranger_answers_the_requests_of_nodes(s: Stage) -> None:
     answering.cancel()
     s.world.nats.watchers.remove(asked)
     found = {kind: await _rejected(s, kind) for kind in ("addressee", "no envelope", "message type", "contents")}
-    s.expect(min(found.values()) >= 10, True, f"rejected answers of each kind {found}")
+    s.expect(min(found.values()) >= 3, True, f"rejected answers of each kind {found}")
     s.expect(await s.total("incidents_total", "idle_poll_timeout"), 0, "lost answers about idle partitions")
     s.expect(await s.publish("orders", 2, first=80), [80, 81], "offsets afterwards")
 
