@@ -147,7 +147,7 @@ class StandbySubscription:
         self.subject = subject
         self._listener: Listener | None = None
         self.lost: Callable[[], None] | None = None
-        """Called on a leader if the connection is lost or NATS denies the subscription."""
+        """Called on a leader if the connection is lost or not open, or NATS denies the subscription."""
         self.is_denied = False
 
     def subscribe(self, link: IngestConnection) -> None:
@@ -157,8 +157,9 @@ class StandbySubscription:
         self._sink, self._on_dropped, self.lost = sink, on_dropped, lost
         if self._listener is not None:
             self._listener.feed_to(sink, on_dropped)
-        if self.is_denied:
-            self.subscription_denied()
+        link = self._standby.link
+        if self.is_denied or link is None or not link.is_connected:
+            self._report_loss()
 
     def subscription_denied(self) -> None:
         """Note that NATS permissions deny this subscription.
@@ -166,6 +167,9 @@ class StandbySubscription:
         A leader is informed through ``lost``. A standby follower then buffers nothing.
         """
         self.is_denied = True
+        self._report_loss()
+
+    def _report_loss(self) -> None:
         if self.lost is not None:
             asyncio.get_running_loop().call_soon(self.lost)
 

@@ -113,7 +113,8 @@ class StandbySubscription(Subscription, Protocol):
     def feed_to(self, sink: Sink, on_dropped: Callable[[int], None], lost: Callable[[], None]) -> None:
         """Pass the messages to another ``sink`` from now on, because the follower has become the leader.
 
-        ``on_dropped``: called with the number of messages dropped unread. ``lost``: called when the connection is lost.
+        ``on_dropped``: called with the number of messages dropped unread. ``lost``: called when the connection is lost or not
+        open.
         """
 
     def call_after_read(self, callback: Callable[[], None]) -> None:

@@ -121,6 +121,7 @@ async def test_standby_connection_stop_cancels_a_pending_connect(bench: Bench) -
 async def test_standby_connection_loss_is_reported_only_to_leaders_that_use_it(bench: Bench) -> None:
     leads, lost = bench.hear("a"), list[str]()
     bench.hear("b")
+    await bench.opened()
     lead(leads, bench, lost, "a")
     await bench.lose()
     assert lost == ["a"]
