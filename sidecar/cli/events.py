@@ -62,6 +62,8 @@ class EventPages:
         self._client = client
         self._sleep = sleep
         self._place = (0, -1)
+        self._known_index = 0
+        """Index of the metadata log up to which all events were read, or reported as missing."""
         self._numbers: dict[str, int] = {}
         """Node id -> number of the last event that was read from this node."""
         self._of_nodes: list[dict[str, Any]] = []
@@ -83,11 +85,12 @@ class EventPages:
             except UnavailableError:
                 if first or not follow:
                     raise
-                page = {"events": [], "more": False, "begins": 0, "begins_ns": 0}  # no controller leads now: retry
-            page["gap"] = page["begins_ns"] > since_ns if first else page["begins"] > self._place[0]
+                page = {"events": [], "more": False, "begins": 0, "begins_ns": 0, "index": 0}  # no controller leads now: retry
+            page["gap"] = page["begins_ns"] > since_ns if first else page["begins"] > max(self._place[0], self._known_index)
             if page["events"]:
                 last = page["events"][-1]
                 self._place = (last["index"], last["number"])
+            self._known_index = max(self._known_index, page["begins"], 0 if page["more"] else page["index"])
             first = False
             if not page["more"] and follow:
                 self._of_nodes += await self._node_events(since_ns)

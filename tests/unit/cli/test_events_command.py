@@ -152,6 +152,29 @@ async def test_events_command_with_follow_prints_each_event_once_during_controll
     assert controllers.asked[-3:] == ["n1", "n2", "n3"], "n2 has not caught up"
 
 
+async def test_events_command_with_follow_reports_each_gap_once() -> None:
+    """A controller that has started from a snapshot lacks the events before it, although nothing has happened since."""
+    controllers, waited = Controllers(5), []
+    controllers.begins = dict.fromkeys(("n1", "n2", "n3"), (5, 500))
+    gaps: list[bool] = []
+
+    async def sleep(wait_s: float) -> None:
+        waited.append(wait_s)
+        match len(waited):
+            case 2:
+                controllers.begins = dict.fromkeys(("n1", "n2", "n3"), (9, 900))
+            case 4:
+                raise asyncio.CancelledError
+
+    async def follow(since_ns: int) -> None:
+        async for page in EventPages(controllers, sleep).pages(since_ns, follow=True):  # type: ignore[arg-type]
+            gaps.append(page["gap"])
+
+    with pytest.raises(asyncio.CancelledError):
+        await follow(600)
+    assert gaps == [False, False, True, False]
+
+
 async def test_events_command_without_permission_raises_not_allowed_after_one_request() -> None:
     controllers = Controllers(1)
     controllers.denied = True
