@@ -53,9 +53,9 @@ from liftpy.core.metadata.codec import encode_snapshot
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.wire.batch import RecordBatch
 from liftpy.core.wire.subjects import Subjects
-from liftpy.errors import CorruptionError, IncompatibleVersionError, LiftError, NotFoundError, UnavailableError
+from liftpy.errors import CorruptionError, LiftError, NotFoundError, UnavailableError
 from liftpy.nats.cancellation import end_tasks
-from sidecar.backup.inspect import read_image
+from sidecar.backup.inspect import UNREADABLE, read_image
 from sidecar.backup.store import DEFAULT_BYTES_PER_S, BackupRateLimit, Store, in_thread
 from sidecar.runtime.tasks import start_attended
 
@@ -239,8 +239,8 @@ class _BackupRun:
     def _before(self) -> Manifest | None:
         """Return the backup whose pieces are used again: the named one, or a complete one. None: none.
 
-        It is the newest one that has all streams of this backup, or else the newest one. Raises CorruptionError if the named one is
-        not complete.
+        It is the newest one that has all streams of this backup, or else the newest one. Manifests that are damaged or of a newer
+        version are skipped. Raises CorruptionError or UnknownFormatError if the named one is such a backup, or is not complete.
         """
         if self.options.since == "":
             return None
@@ -252,7 +252,7 @@ class _BackupRun:
                 missing = missing_files(manifest, sizes)
                 if missing:
                     raise CorruptionError(missing[0])
-            except CorruptionError:
+            except UNREADABLE:
                 if self.options.since is not None:
                     raise
                 continue
@@ -265,7 +265,7 @@ class _BackupRun:
         """Return whether an earlier backup has all streams of this one, as far as the metadata of the earlier one show it."""
         if self.options.streams:
             return set(self.options.streams) <= {stream.name for stream in manifest.streams}
-        with suppress(CorruptionError, IncompatibleVersionError):
+        with suppress(*UNREADABLE):
             return not left_out_streams(manifest, read_image(self.store, manifest).streams)
         return False
 
@@ -357,7 +357,7 @@ class _BackupRun:
     ) -> list[StreamCopy]:
         earlier: dict[tuple[str, int], PartitionCopy] = {}
         if before is not None:  # its full pieces may have records that a pending purge has deleted since
-            with suppress(CorruptionError, IncompatibleVersionError):  # without its metadata, none of its pieces is used
+            with suppress(*UNREADABLE):  # without its metadata, none of its pieces is used
                 was = (await asyncio.to_thread(read_image, self.store, before)).streams
                 earlier = {
                     (s.uid, p.partition): p

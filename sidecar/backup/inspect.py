@@ -36,6 +36,8 @@ from liftpy.errors import (
 )
 from sidecar.backup.store import Store
 
+UNREADABLE = (CorruptionError, UnknownFormatError, IncompatibleVersionError, InvariantError)
+"""Errors of a manifest or of metadata that are damaged, or that a newer version has written. Another attempt gives the same error."""
 RUNNING_AGE = timedelta(days=1)
 """Age after which an unfinished backup may count as dead."""
 NEWER_AGE = RUNNING_AGE / 2
@@ -113,14 +115,14 @@ def _entry_of(store: Store, backup: str, sizes: Mapping[str, int]) -> BackupEntr
     """
     try:
         manifest = store.manifest(backup)
-    except (CorruptionError, UnknownFormatError) as error:
+    except UNREADABLE as error:
         return BackupEntry(backup, None, (str(error),))
     faults = tuple(missing_files(manifest, sizes))
     if faults:
         return BackupEntry(backup, manifest, faults)
     try:
         return BackupEntry(backup, manifest, (), left_out_streams(manifest, read_image(store, manifest).streams))
-    except (CorruptionError, UnknownFormatError, IncompatibleVersionError, InvariantError) as error:
+    except UNREADABLE as error:
         return BackupEntry(backup, manifest, (str(error),))
 
 
@@ -233,6 +235,8 @@ def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = Fal
     doomed -= set(used.values())
     if "?" in used.values():
         doomed = set()
+    # before the first removal: no file may go while it is not known which files a backup that stays has
+    remaining_manifests = [one.manifest or store.manifest(one.backup) for one in listed if one.backup not in doomed]
     if not dry_run:
         for backup in sorted(doomed):
             store.remove_folder(f"backups/{backup}")
@@ -241,7 +245,6 @@ def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = Fal
     others = {path: size for path, size in store.sizes("backups").items() if path.split("/")[1] not in ids}
     running = used if dry_run else _running_backups(store, now, ids, died)
     ended = set(store.backup_ids()) - {one.backup for one in listed}
-    remaining_manifests = [store.manifest(one.backup) for one in listed if one.backup not in doomed]
     # a backup that began may use these pieces, and one that ended has written pieces that no known manifest names
     meanwhile = ended | (set(running) - set(used))
     files: tuple[str, ...] = () if meanwhile or "?" in running.values() else unnamed_pieces(sizes, remaining_manifests, running)

@@ -358,6 +358,19 @@ def test_backup_prune_removes_nothing_while_a_backup_cannot_be_read(tmp_path: Pa
     assert list_backups(store)[1].faults == ("the network is down",)
 
 
+@pytest.mark.parametrize("format_version", [1, 2], ids=["it is damaged", "a newer version wrote it"])
+def test_backup_prune_removes_nothing_while_the_newest_manifest_is_unreadable(tmp_path: Path, format_version: int) -> None:
+    store, one, two = two_backups(tmp_path)
+    content = {**json.loads(encode_manifest(two))["manifest"], "format": format_version, "backup": THIRD}
+    (tmp_path / manifest_path(THIRD)).parent.mkdir()
+    (tmp_path / manifest_path(THIRD)).write_bytes(b"{}" if format_version == 1 else seal_manifest(content))
+    before = files_of(tmp_path)
+    with pytest.raises(StorageError, match=THIRD):
+        prune_backups(store, 1, NOW)
+    assert files_of(tmp_path) == before
+    assert verify_backup(store, one).faults == []
+
+
 @pytest.mark.parametrize("ahead_s", [0, 3600], ids=["in the same second", "the clock was set back"])
 def test_backup_ids_created_in_one_second_or_after_a_clock_jump_increase(ahead_s: int) -> None:
     """A restore once used the backup before the newest one, of the same second."""

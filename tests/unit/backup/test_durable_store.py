@@ -20,13 +20,21 @@ import pytest
 from liftpy.client.positions import Bounds
 from liftpy.client.replica_reads import ReplicaUnavailableError
 from liftpy.config import StreamConfig
-from liftpy.core.backup.manifest import CursorCopy, PartitionCopy, StreamCopy, manifest_path, piece_path, running_path
+from liftpy.core.backup.manifest import (
+    CursorCopy,
+    PartitionCopy,
+    StreamCopy,
+    encode_manifest,
+    manifest_path,
+    piece_path,
+    running_path,
+)
 from liftpy.core.backup.pieces import without_purged
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.partition import Purge
 from liftpy.core.log.log import Log
 from liftpy.core.wire.batch import split_batches
-from liftpy.errors import ConfigError, CorruptionError, NotFoundError, StorageError, UnavailableError
+from liftpy.errors import ConfigError, CorruptionError, NotFoundError, StorageError, UnavailableError, UnknownFormatError
 from sidecar.backup import create
 from sidecar.backup import store as store_module
 from sidecar.backup.inspect import list_backups, prune_backups, read_image
@@ -35,7 +43,7 @@ from sidecar.backup.store import Store
 from sidecar.disk.files import DirectoryStorage, sync_folder
 from tests.batches import build_batch
 from tests.unit.backup.one_partition import Cluster
-from tests.unit.backup.stored import FIRST, SECOND, THIRD, UID, put_backup, two_backups
+from tests.unit.backup.stored import FIRST, SECOND, THIRD, UID, put_backup, seal_manifest, two_backups
 
 
 @pytest.fixture
@@ -250,6 +258,18 @@ async def test_backup_after_a_partial_one_of_other_streams_uses_the_pieces_of_th
     assert taken.manifest.since == first.backup
     pieces = taken.manifest.streams[0].partitions[0].pieces
     assert [piece in first.streams[0].partitions[0].pieces for piece in pieces] == [True, True, False]
+
+
+async def test_backup_after_one_of_a_newer_version_uses_the_pieces_of_the_backup_before(client: Any, tmp_path: Path) -> None:
+    store = Store.at(str(tmp_path))
+    options = create.BackupOptions(piece_bytes=3 * client.log[0].header.size_bytes)
+    first = (await create.take_backup(client, store, options)).manifest
+    newer = create.new_backup_id(datetime.now(UTC), first.backup)
+    content = {**json.loads(encode_manifest(first))["manifest"], "format": 2, "backup": newer}
+    store.put(manifest_path(newer), seal_manifest(content))
+    assert (await create.take_backup(client, store, options)).manifest.since == first.backup
+    with pytest.raises(UnknownFormatError, match=newer):
+        await create.take_backup(client, store, replace(options, since=newer))
 
 
 class SmallDisk:
