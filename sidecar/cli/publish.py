@@ -420,15 +420,20 @@ async def _next(lines: AsyncGenerator[list[bytes], None]) -> list[bytes]:
 
 async def _lines(file: BinaryIO) -> AsyncGenerator[list[bytes], None]:
     """Yield lists of lines without line ends, as soon as the lines arrive. No list is empty."""
-    rest = b""
+    rest: list[bytes] = []  # parts of a line, because joining them at each chunk would take quadratic time
+    rest_bytes = 0
     while chunk := await _read_chunk(file):
-        *lines, rest = (rest + chunk).split(b"\n")
-        if len(rest) > _MAX_LINE_BYTES:
-            raise ProtocolError(f"A line is longer than {_MAX_LINE_BYTES} bytes. Check that the input is a text file.")
-        if lines:
+        first, *more = chunk.split(b"\n")
+        rest.append(first)
+        rest_bytes += len(first)
+        if more:
+            lines, rest = [b"".join(rest), *more[:-1]], more[-1:]
+            rest_bytes = len(rest[0])
             yield lines
-    if rest:
-        yield [rest]
+        elif rest_bytes > _MAX_LINE_BYTES:
+            raise ProtocolError(f"A line is longer than {_MAX_LINE_BYTES} bytes. Check that the input is a text file.")
+    if rest_bytes:
+        yield [b"".join(rest)]
 
 
 async def _read_chunk(file: BinaryIO) -> bytes:

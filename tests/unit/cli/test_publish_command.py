@@ -7,6 +7,7 @@ import io
 import json
 import os
 import threading
+import time
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -61,6 +62,20 @@ def test_publish_command_stops_at_a_line_that_is_too_large_after_the_first_lines
     assert code == 1
     assert (said["published"], said["refused"], said["first_refused_line"], said["last_line"]) == (6000, 1, 6001, 6000)
     assert said["error"] == "PUBLISH_REJECTED"
+
+
+def test_publish_command_of_a_huge_line_reads_it_in_linear_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A user publishes a file that is no text file. Each 64 KiB once copied the whole line."""
+    (tmp_path / "lines").write_bytes(b"short\n" + bytes(32 << 20))
+    with memory_cluster() as cluster, cluster.sync_client() as client:
+        client.create_stream("orders", "shop.orders")
+        began_s = time.process_time()
+        code, said = publish(cluster, tmp_path / "lines", monkeypatch=monkeypatch, capsys=capsys)
+        took_s = time.process_time() - began_s
+    assert (code, said["published"], said["first_refused_line"]) == (1, 1, 2)
+    assert took_s < 3
 
 
 class _BrokenInput(io.RawIOBase):
