@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import fcntl
 import json
+import os
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
@@ -26,10 +28,11 @@ import click
 from liftpy.client import BatchSlice, Client, Consumer, Group, GroupOptions, parse_start, parse_until
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.subjects import data_subject, overlaps
-from liftpy.errors import ConfigError
+from liftpy.errors import ConfigError, LiftError, StorageError
 from liftpy.nats.cancellation import end_tasks
 from sidecar.cli.completion import GROUP, STREAM
 from sidecar.cli.help import HelpCommand
+from sidecar.cli.main import DISK_ERRORS
 from sidecar.cli.options import BYTES, connection_options, json_option
 from sidecar.cli.output import Progress, wait_for_closed_pipe
 from sidecar.cli.session import with_client
@@ -94,13 +97,36 @@ def suffixes() -> str:
 def output_to(file: Path) -> Iterator[Write]:
     """Create the new file ``file`` and yield a function that writes records to it. The suffix of the file sets the format.
 
-    Raises ConfigError if the suffix is unknown, or if the file exists or cannot be written.
+    Raises ConfigError if the suffix is unknown, if the file exists or cannot be written, or if another command writes it now. Raises
+    StorageError if the disk is full.
     """
     kind = _BY_SUFFIX.get(file.suffix)
     if kind is None:
         raise ConfigError(f"Invalid value for --output: {file}. The suffix sets the format: {suffixes()}.")
-    with _rename_when_complete(file, kind) as write:
+    with _lock_part(file), _rename_when_complete(file, kind) as write:
         yield write
+
+
+@contextmanager
+def _lock_part(file: Path) -> Iterator[None]:
+    """Let no other command write to the part of ``file`` in this block. The remains of a killed command are overwritten.
+
+    Raises ConfigError if another command writes to it now, or if it cannot be written.
+    """
+    part = _part_of(file)
+    try:
+        descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise _not_writable(file, error) from None
+    try:
+        with suppress(OSError):  # the file system has no locks
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(f"Another command writes {part} now. Wait for it, or choose another --output.") from None
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
@@ -141,11 +167,30 @@ def _rename_when_complete(file: Path, kind: Callable[[Path], Any]) -> Iterator[A
             with kind(part) as write:
                 yield write
         except asyncio.CancelledError:  # Ctrl-C ends the read: the file is complete
-            part.rename(file)
+            _rename_to_new(part, file)
             raise
-        part.rename(file)
+        _rename_to_new(part, file)
     except OSError as error:
-        raise ConfigError(f"Cannot write --output {file}: {error.strerror or error}. Check the directory.") from None
+        raise _not_writable(file, error) from None
+
+
+def _rename_to_new(part: Path, file: Path) -> None:
+    """Rename ``part`` to ``file``. Raises ConfigError if another program has created ``file`` in the time of the export."""
+    try:
+        os.link(part, file)  # unlike a rename, it replaces no file
+        part.unlink()
+    except OSError as error:
+        if isinstance(error, FileExistsError) or file.exists():
+            raise ConfigError(
+                f"--output {file} was created by another program during the export. The records are in {part}. Rename this file."
+            ) from None
+        part.rename(file)  # the file system has no hard links
+
+
+def _not_writable(file: Path, error: OSError) -> LiftError:
+    if error.errno in DISK_ERRORS:
+        return StorageError(f"Cannot write --output {file}: {error.strerror}. Free space, then run the command again.")
+    return ConfigError(f"Cannot write --output {file}: {error.strerror or error}. Check the directory.")
 
 
 def record_json(record: Record) -> dict[str, Any]:

@@ -303,7 +303,7 @@ def _run(arguments: list[str]) -> None:
         _show(error, as_json="--json" in arguments)
         sys.exit(exit_code(error))
     except OSError as error:  # a file that the user has named. Other files and sockets raise LiftError
-        if error.filename is None and error.errno not in _FULL:
+        if error.filename is None and error.errno not in DISK_ERRORS:
             raise
         if error.filename is None:
             discard_stdout()
@@ -314,8 +314,8 @@ def _run(arguments: list[str]) -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""Errors of a full or broken disk. Only the standard output raises them without a file name."""
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors of a full or broken disk. Writes to a file raise them without its name."""
 
 
 def _is_cancelled() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import importlib
 import json
 import os
@@ -494,3 +495,47 @@ def test_consume_output_that_fails_leaves_a_file_with_the_suffix_part(
     assert consume(cluster, monkeypatch, _until_its_end, name, "--partition", "0", "--output", str(tmp_path / "o.jsonl")) == 1
     assert "Error: made" in capsys.readouterr().err
     assert os.listdir(tmp_path) == ["o.jsonl.part"]
+
+
+def test_consume_with_output_option_overwrites_no_file_of_another_program(
+    cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batches, file = Consumer.batches, tmp_path / "o.jsonl"
+
+    async def created_meanwhile(consumer: Consumer) -> Any:
+        async for piece in batches(consumer):
+            yield piece
+        file.write_text("of another program")
+
+    monkeypatch.setattr(Consumer, "batches", created_meanwhile)
+    assert consume(cluster, monkeypatch, _until_its_end, name, "--output", str(file)) == 2
+    assert "during the export" in capsys.readouterr().err
+    assert file.read_text() == "of another program"
+    assert [json.loads(line)["offset"] for line in (tmp_path / "o.jsonl.part").read_text().splitlines()] == list(range(10))
+
+
+def test_consume_with_the_output_of_a_running_command_is_rejected(
+    cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two runs of a timer can overlap. Both wrote into one file, and the first one reported success."""
+    file = tmp_path / "o.jsonl"
+    (tmp_path / "o.jsonl.part").write_text("remains of a killed command")
+    with MODULE.output_to(file):
+        assert consume(cluster, monkeypatch, _until_its_end, name, "--output", str(file)) == 2
+        assert f"Another command writes {file}.part now" in capsys.readouterr().err
+    assert file.read_text() == ""
+
+
+def test_consume_with_output_option_on_a_full_disk_exits_with_1(
+    cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batches = Consumer.batches
+
+    async def fills_the_disk(consumer: Consumer) -> Any:
+        async for piece in batches(consumer):
+            yield piece
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Consumer, "batches", fills_the_disk)
+    assert consume(cluster, monkeypatch, _until_its_end, name, "--output", str(tmp_path / "o.jsonl")) == 1
+    assert "No space left on device. Free space" in capsys.readouterr().err
