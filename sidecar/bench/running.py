@@ -46,9 +46,18 @@ class Results:
         self._write(self.failures[-1])
 
     def _write(self, line: dict[str, Any]) -> None:
-        if self.out is not None:
+        """Append a line to the file. If that fails, write no further line, because the measurement must not fail with the disk."""
+        if self.out is None:
+            return
+        try:
             with self.out.open("a") as file:
                 file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            reason = (
+                f"Cannot write --output {self.out}: {error.strerror or error}. The file lacks this result and all later ones."
+            )
+            self.out = None
+            self.failures.append({**{name: line[name] for name in ("round", "system", "case")}, "error": reason})
 
 
 def run(

@@ -147,8 +147,6 @@ def bench(
             raise ConfigError(f"--plot compares {OURS} with others. Give --system {OURS} and at least one more --system.")
     wanted = {name: case for name, case in CASES.items() if not cases or name in cases}
     results = report(named, wanted, options, rounds, comparison, say, out)
-    if plot is not None and results["rows"]:
-        draw(results, plot)
     if as_json:
         click.echo(json.dumps(results, indent=1))
     else:
@@ -157,6 +155,8 @@ def bench(
             click.echo(
                 f"failed: round {failure['round']}, {failure['system']}, case {failure['case']}: {failure['error']}", err=True
             )
+    if plot is not None and results["rows"]:  # after the report, which a full disk must not take away
+        draw(results, plot)
     if results["failures"] or not results["is_complete"]:
         raise SystemExit(1)
 

@@ -309,6 +309,9 @@ def _run(arguments: list[str]) -> None:
             discard_stdout()
             _show(StorageError(f"Cannot write the output: {error.strerror}."), as_json="--json" in arguments)
             sys.exit(EXIT_FAILED)
+        if error.errno in DISK_ERRORS:
+            _show(StorageError(f"Cannot use file {error.filename}: {error.strerror}."), as_json="--json" in arguments)
+            sys.exit(EXIT_FAILED)
         _show(ConfigError(f"Cannot use file {error.filename}: {error.strerror}."), as_json="--json" in arguments)
         sys.exit(EXIT_USAGE)
     sys.exit(code if isinstance(code, int) else 0)
