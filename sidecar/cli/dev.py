@@ -90,7 +90,7 @@ def dev(
 ) -> None:
     """Run nats-server and a cluster of sidecars on this machine, in the foreground.
 
-    If you kill a node, the others elect a leader, and the command restarts the node.
+    If you kill a node, the others elect a leader, and the command restarts the node. It also restarts nats-server.
 
     The nodes also read LIFTPY_* variables, except settings that differ between nodes or that an option sets.
 
@@ -110,12 +110,12 @@ def dev(
         )
     if data is not None:
         data.mkdir(parents=True, exist_ok=True)  # an unusable directory gives an error at once
-    stopping = threading.Event()
-    for number in (signal.SIGINT, *stop_signals()):
-        signal.signal(number, lambda *_: stopping.set())
     if nats:
         check_urls(nats.split(","))
         asyncio.run(_check_connection(nats, credentials))
+    stopping = threading.Event()
+    for number in (signal.SIGINT, *stop_signals()):
+        signal.signal(number, lambda *_: stopping.set())
     cluster = DevCluster(
         nodes,
         data=data,
@@ -131,11 +131,14 @@ def dev(
         on_line=partial(_print_line, click.get_current_context().color),
     )
     try:
-        cluster.start()
+        cluster.start(is_stopping=stopping.is_set)
         _announce(cluster, as_json)
         supervisor = _Supervisor(cluster, restart_after)
         while not stopping.wait(_WATCH_S):
             supervisor.restart_ended(time.monotonic())
+    except UnavailableError:
+        if not stopping.is_set():  # otherwise the user has ended the start
+            raise
     finally:
         if not as_json:
             click.echo("stopping", err=True)
@@ -152,7 +155,7 @@ async def _check_connection(nats: str, credentials: Credentials) -> None:
 
 
 class _Supervisor:
-    """Restarts nodes whose process has ended, and gives up if a node ends again and again.
+    """Restarts processes that have ended, and gives up if a node ends again and again.
 
     ``after_s``: time between the end of a process and its restart, in seconds.
     """
@@ -165,10 +168,14 @@ class _Supervisor:
         self._soon: Counter[str] = Counter()
 
     def restart_ended(self, now_s: float) -> None:
-        """Restart the nodes whose process has ended. Call it about once per second.
+        """Restart nats-server and the nodes whose process has ended. Call it about once per second.
 
-        ``now_s``: monotonic time, in seconds. Raises UnavailableError if a node ends again and again.
+        ``now_s``: monotonic time, in seconds. Raises UnavailableError if a node ends again and again, or if nats-server does not start.
         """
+        nats = self._cluster.nats
+        if nats is not None and nats.end_reason:  # without it, no node can do anything
+            click.echo(f"nats-server {nats.end_reason}; restart now", err=True)
+            nats.resume()
         for name in self._cluster.ended_nodes():
             node = self._cluster.nodes[name]
             if name not in self._ended_s:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from liftpy.errors import ConfigError, UnavailableError
-from sidecar.dev.nats_server import NatsServer, spawn
+from sidecar.dev.nats_server import NatsServer, end_reason, spawn
 from sidecar.runtime.settings import DEFAULT_NAMESPACE, child_environment, quiet_environment, settings_environment
 
 MAX_NODES = 16
@@ -81,10 +81,7 @@ class DevNode:
     @property
     def end_reason(self) -> str:
         """How the process ended, as text, for example "was killed by SIGKILL". '': it is running."""
-        code = self._process.poll() if self._process is not None else None
-        if code is None:
-            return ""
-        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"has ended with exit code {code}"
+        return end_reason(self._process)
 
     @property
     def status_url(self) -> str:
@@ -111,8 +108,10 @@ class DevNode:
         for reader in self._readers:
             reader.start()
 
-    def wait_ready(self, timeout_s: float = _READY_TIMEOUT_S) -> dict[str, Any]:
-        """Wait until the node has registered, and return its ready line.
+    def wait_ready(
+        self, timeout_s: float = _READY_TIMEOUT_S, is_stopping: Callable[[], bool] = lambda: False
+    ) -> dict[str, Any]:
+        """Wait until the node has registered, and return its ready line. ``is_stopping``: returns True to end the wait.
 
         Raises UnavailableError with its last log lines if it does not register.
         """
@@ -120,7 +119,7 @@ class DevNode:
         while time.monotonic() < deadline:
             if self.ready is not None:
                 return self.ready
-            if not self.running:
+            if not self.running or is_stopping():
                 break
             time.sleep(_POLL_S)
         state = "does not get ready" if self.running else "has ended"
@@ -242,15 +241,18 @@ class DevCluster:
             raise UnavailableError("The cluster is not running. Start it first.")
         return folder
 
-    def start(self, timeout_s: float = _READY_TIMEOUT_S) -> None:
-        """Start all processes and wait until every node is registered. After a failure, all processes are stopped."""
+    def start(self, timeout_s: float = _READY_TIMEOUT_S, is_stopping: Callable[[], bool] = lambda: False) -> None:
+        """Start all processes and wait until every node is registered. After a failure, all processes are stopped.
+
+        ``is_stopping``: returns True to give up the start. Raises UnavailableError then, and if a node does not register.
+        """
         try:
             self._prepare()
             for node in self.nodes.values():
                 node.start()
             deadline = time.monotonic() + timeout_s
             for node in self.nodes.values():
-                node.wait_ready(max(0.1, deadline - time.monotonic()))
+                node.wait_ready(max(0.1, deadline - time.monotonic()), is_stopping)
         except BaseException:
             self.stop()
             raise

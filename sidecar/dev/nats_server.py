@@ -78,6 +78,14 @@ def _start(command: Sequence[str], blocked: Collection[signal.Signals], **option
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def end_reason(process: subprocess.Popen[Any] | None) -> str:
+    """Return how a child process ended, as text, for example "was killed by SIGKILL". '': it is running, or was not started."""
+    code = process.poll() if process is not None else None
+    if code is None:
+        return ""
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"has ended with exit code {code}"
+
+
 class NatsServer:
     """A nats-server child process on 127.0.0.1. Use it as a context manager, or ``start`` and ``stop`` it.
 
@@ -102,6 +110,11 @@ class NatsServer:
         if self._process is None:
             raise UnavailableError("nats-server is not running. Start it first.")
         return self._process.pid
+
+    @property
+    def end_reason(self) -> str:
+        """How the started process ended, as text, for example "was killed by SIGKILL". '': it is running, or was not started."""
+        return end_reason(self._process)
 
     def start(self) -> None:
         """Start the server and wait until it answers. Raises UnavailableError with its output if it does not."""

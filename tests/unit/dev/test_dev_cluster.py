@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,11 +18,13 @@ from typing import Any
 import pytest
 
 from liftpy.errors import ConfigError, UnavailableError
-from sidecar.cli import dev
+from sidecar.cli.main import main
 from sidecar.dev import cluster as dev_cluster
 from sidecar.dev.cluster import DevCluster, DevNode
 from sidecar.dev.nats_server import NatsServer, _port_in
 from sidecar.runtime.settings import dev_environment
+
+dev = importlib.import_module("sidecar.cli.dev")
 
 
 class Process:
@@ -204,6 +209,7 @@ class Nodes:
     def __init__(self) -> None:
         self.down: list[str] = []
         self.starts: list[str] = []
+        self.nats: Any = None
         self.nodes = {
             name: SimpleNamespace(end_reason="has ended", log=["a", "b", "c", name], start=lambda n=name: self.start(n))
             for name in ("n1", "n2")
@@ -234,6 +240,48 @@ def test_dev_supervisor_restarts_an_ended_node_after_the_delay(capsys: pytest.Ca
     assert nodes.starts == ["n2"], "the time counts from this end"
     supervisor.restart_ended(now_s + 52)
     assert nodes.starts == ["n2", "n2"]
+
+
+def test_dev_supervisor_restarts_an_ended_nats_server(capsys: pytest.CaptureFixture[str]) -> None:
+    """The nodes tried to connect forever."""
+    nodes = Nodes()
+    nodes.nats = SimpleNamespace(end_reason="", resume=lambda: nodes.starts.append("nats-server"))
+    supervisor = dev._Supervisor(nodes, 2.0)  # type: ignore[arg-type]
+    supervisor.restart_ended(time.monotonic())
+    assert nodes.starts == []
+    nodes.nats.end_reason = "was killed by SIGKILL"
+    supervisor.restart_ended(time.monotonic())
+    assert nodes.starts == ["nats-server"]
+    assert "nats-server was killed by SIGKILL; restart now" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_dev_command_that_is_stopped_before_its_nodes_are_ready_ends_at_once(
+    number: signal.Signals, started: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def connects(*_: Any) -> None:
+        pass
+
+    monkeypatch.setattr(dev, "_check_connection", connects)
+    started.scripts += [{"said": ""}] * 3
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+
+    def stop() -> None:
+        wait_until(lambda: len(started.made) == 3)
+        os.kill(os.getpid(), number)
+
+    stopper = threading.Thread(target=stop)
+    began_s = time.monotonic()
+    try:
+        stopper.start()
+        with pytest.raises(SystemExit) as left:
+            main(["dev", "--nats", "nats://far:4", "--data", str(tmp_path), "--json"])
+    finally:
+        stopper.join()
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    assert (left.value.code, time.monotonic() - began_s < 30) == (0, True)
+    assert [made.process.code for made in started.made] == [0, 0, 0]
 
 
 @pytest.mark.parametrize(("lives_s", "given_up"), [(9.9, True), (10.1, False)])
