@@ -77,9 +77,14 @@ class Store:
 
     @classmethod
     def at(cls, url: str) -> Store:
-        """Return the store at a URL (s3://, gs://, abfs://, file://) or path. Raises ConfigError."""
+        """Return the store at a URL (s3://, gs://, abfs://, file://) or path. Raises ConfigError, also if the URL is empty."""
+        if not url:  # an unset variable of a script must not select the working directory
+            raise ConfigError("The URL of the backup store is empty. Give a directory, or a URL such as s3://bucket/liftpy.")
         if "://" not in url:
-            return cls(fs.LocalFileSystem(), str(Path(url).expanduser().absolute()))
+            try:
+                return cls(fs.LocalFileSystem(), str(Path(url).expanduser().absolute()))
+            except RuntimeError:
+                raise ConfigError(f"Cannot open the backup store {url}: no such user. Give the whole path.") from None
         try:
             filesystem, root = fs.FileSystem.from_uri(url)
         except (OSError, ValueError, pa.ArrowException) as error:

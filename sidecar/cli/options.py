@@ -155,11 +155,12 @@ class OutputFile(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         """Return the path, or report a usage error if the file cannot be written. The check leaves no file behind."""
         path = Path(value)
         try:
-            is_new = not path.exists()
-            with path.open("ab"):
+            target = Path(os.path.realpath(path))  # a link stays, also one to a file that does not exist
+            is_new = not target.exists()
+            with target.open("ab"):
                 pass
             if is_new:
-                path.unlink()
+                target.unlink()
         except (OSError, ValueError) as error:
             self.fail(f"Cannot write {str(path)!r}: {getattr(error, 'strerror', None) or error}. Use another path.", param, ctx)
         return path

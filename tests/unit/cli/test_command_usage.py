@@ -34,6 +34,21 @@ def test_output_file_check_creates_and_changes_no_file(tmp_path: Path) -> None:
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("kept", "before")]
 
 
+def test_option_for_an_output_file_keeps_a_link_to_a_file_that_does_not_exist(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "results")
+    assert OutputFile().convert(str(link), None, None) == link
+    assert (link.is_symlink(), link.exists()) == (True, False)
+
+
+@pytest.mark.parametrize("command", [["list"], ["create"], ["prune", "--keep", "1"]], ids=str)
+@pytest.mark.parametrize(("url", "reason"), [("", "is empty"), ("~nobody-has-this-name/b", "no such user")])
+def test_backup_command_with_an_impossible_directory_is_rejected(command: list[str], url: str, reason: str, run: Run) -> None:
+    """An unset variable of a script selected the working directory."""
+    code, said = run.joined("backup", *command, url)
+    assert (code, reason in said) == (2, True)
+
+
 # ---- variables of the environment ---------------------------------------------------------------------------------------
 def test_dev_command_logs_a_warning_about_an_unknown_environment_variable(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     monkeypatch.setenv("LIFTPY_REPLICATION_LEASE", "2")
