@@ -194,10 +194,10 @@ def verify_backup(store: Store, manifest: Manifest, tell: Callable[[str], None] 
 def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = False, died: Collection[str] = ()) -> PruneResult:
     """Remove the backups that ``keep`` newer complete ones replace, and files that no manifest names.
 
-    ``backups_to_delete`` says which backup replaces another. Manifests are removed first. So if a prune fails, the remaining
-    backups are complete, and the next prune finds the other files. An incomplete backup does not count for ``keep``. It stays if
-    it is newer than the oldest remaining one, or if no remaining one replaces it. Backups whose pieces a running backup uses stay.
-    No piece is removed if a backup begins or ends during the prune.
+    ``backups_to_delete`` says which backup replaces another of the same namespace. Manifests are removed first. So if a prune fails,
+    the remaining backups are complete, and the next prune finds the other files. An incomplete backup does not count for ``keep``. It
+    stays if it is newer than the oldest remaining one, or if no remaining one replaces it. Backups whose pieces a running backup uses
+    stay. No piece is removed if a backup begins or ends during the prune.
 
     Args:
         store: Store of the backups.
@@ -219,17 +219,14 @@ def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = Fal
         )
     sizes = store.sizes("pieces") | store.sizes("backups")
     listed = [_entry_of(store, backup, sizes) for backup in store.backup_ids()]
-    doomed = set(backups_to_delete({one.backup: one.selection for one in listed if not one.faults}, keep))
-    remaining = [one for one in listed if not one.faults and one.backup not in doomed]
-    if not remaining:
+    complete = [one for one in listed if not one.faults]
+    if not complete:
         raise NotFoundError("The store has no complete backup, so nothing was removed. Create one with `liftpy backup create`.")
-    doomed |= {
-        one.backup
-        for one in listed
-        if one.faults
-        and one.backup < remaining[0].backup
-        and any(replaces(other.selection, one.selection) for other in remaining)
-    }
+    namespaces = {one.manifest.namespace for one in listed if one.manifest is not None}
+    doomed: set[str] = set()
+    for namespace in namespaces:  # a backup of one cluster never replaces that of another one
+        of_cluster = [one for one in listed if one.manifest is None or one.manifest.namespace == namespace]
+        doomed |= _replaced_backups(of_cluster, keep, takes_unreadable=len(namespaces) == 1)
     ids = [one.backup for one in listed]
     used = _running_backups(store, now, ids, died)
     doomed -= set(used.values())
@@ -262,6 +259,24 @@ def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = Fal
     return PruneResult(
         tuple(sorted(doomed)), files, sum(sizes[path] for path in files), tuple(sorted({*running, *ended})), len(listed)
     )
+
+
+def _replaced_backups(listed: Sequence[BackupEntry], keep: int, *, takes_unreadable: bool) -> set[str]:
+    """Return the ids of the backups of one cluster that ``keep`` newer complete ones replace. ``listed``: backups of the cluster.
+
+    ``takes_unreadable``: whether backups with an unreadable manifest count as backups of the cluster.
+    """
+    doomed = set(backups_to_delete({one.backup: one.selection for one in listed if not one.faults}, keep))
+    remaining = [one for one in listed if not one.faults and one.backup not in doomed]
+    return doomed | {
+        one.backup
+        for one in listed
+        if one.faults
+        and (takes_unreadable or one.manifest is not None)
+        and remaining
+        and one.backup < remaining[0].backup
+        and any(replaces(other.selection, one.selection) for other in remaining)
+    }
 
 
 def _reference_time(now: datetime, ids: Iterable[str]) -> datetime:

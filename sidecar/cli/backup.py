@@ -636,7 +636,8 @@ def prune(url: str, keep: int, dry_run: bool, died: tuple[str, ...], as_json: bo
     """Remove old backups, and files that no backup uses.
 
     A backup of some streams (create --stream) replaces only backups that have no other streams. So it never counts for --keep in the
-    place of a backup of all streams. A backup of all streams replaces any other.
+    place of a backup of all streams. A backup of all streams replaces any other. Backups of different namespaces never replace each
+    other.
 
     The command orders backups by id, not by clock time. It removes the files of an unfinished backup when they are older than one day
     and another backup started at least half a day later.

@@ -328,6 +328,15 @@ def test_backup_prune_never_counts_a_partial_backup_in_the_place_of_a_complete_o
     assert prune_backups(store, 2, NOW).backups == (ids[0],), "a store of partial backups is pruned, too"
 
 
+def test_backup_prune_keeps_the_newest_backups_of_each_namespace(tmp_path: Path) -> None:
+    """Two clusters made backups in one store. The backups of one of them replaced all backups of the other one."""
+    store = Store.at(str(tmp_path))
+    for backup, namespace in ((FIRST, "eu"), (SECOND, "eu"), (THIRD, "us")):
+        store.put_manifest(replace(put_backup(store, backup, copied(store, backup, log_of(2))), namespace=namespace))
+    assert prune_backups(store, 1, NOW).backups == (FIRST,)
+    assert [verify_backup(store, store.manifest(backup)).faults for backup in (SECOND, THIRD)] == [[], []]
+
+
 def test_backup_prune_keeps_an_incomplete_backup_that_no_complete_one_replaces(tmp_path: Path) -> None:
     store = Store.at(str(tmp_path))
     first = put_backup(store, FIRST, copied(store, FIRST, log_of(2)), left_out=("users",))
