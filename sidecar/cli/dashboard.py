@@ -58,7 +58,7 @@ def dashboard(listen: str, hosts: tuple[str, ...], has_records: bool, as_json: b
     has the label node.
     """
     address, _, port = listen.rpartition(":")
-    if not address or not port.isdigit() or int(port) > 65_535:
+    if not address or re.fullmatch("[0-9]{1,5}", port) is None or int(port) > 65_535:
         raise ConfigError(f"Invalid value for --listen: {listen}. Use HOST:PORT.")
     names = (*LOOPBACK, address, *hosts)
 

@@ -116,6 +116,6 @@ def _ask_local_node(port: int, path: str) -> bytes:
         while len(answer) < _MAX_BYTES and (more := connection.recv(_MAX_BYTES)):
             answer += more
             connection.settimeout(max(0.001, deadline - time.monotonic()))
-    if not answer.startswith(b"HTTP/1.") or len(answer.split(None, 2)) < 3:
+    if not answer.startswith(b"HTTP/1.") or len(answer.partition(b"\r\n")[0].split()) < 2:
         raise ValueError("the answer is not HTTP. Check that the port is the status port of the node")
     return answer

@@ -57,7 +57,7 @@ def test_health_command_exits_with_1_for_an_unhealthy_and_3_for_an_unreachable_n
     with answering(b"HTTP/1.1 503 Service Unavailable\r\n\r\n[-] nats: not connected\n") as (port, _):
         done = CliRunner().invoke(health, ["--status-port", str(port), "--json"], standalone_mode=False)
     assert (done.return_value, json.loads(done.output)["healthy"]) == (1, False)
-    for said in (b"", b"SSH-2.0 hello\r\n", b"HTTP/1.1"):
+    for said in (b"", b"SSH-2.0 hello\r\n", b"HTTP/1.1", b"HTTP/1.1\r\n\r\n200 OK"):
         with answering(said) as (port, _):
             done = CliRunner().invoke(health, ["--status-port", str(port)], standalone_mode=False)
         assert (done.return_value, "no node answers" in done.output) == (3, True), said
