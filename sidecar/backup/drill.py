@@ -28,6 +28,7 @@ class DrillResult:
 
     ``rto_s``: time until all records were replicated and readable, in seconds. ``rpo_s``: age of the backup, in seconds.
     ``states_left_out``: reason why the producers of deleted records are not restored, by "stream/partition".
+    ``left``: command lines that remove the copies which the drill could not remove.
     """
 
     backup: str
@@ -40,6 +41,7 @@ class DrillResult:
     compared_s: float
     rpo_s: float
     states_left_out: Mapping[str, str] = field(default_factory=dict)
+    left: tuple[str, ...] = ()
 
 
 async def drill(
@@ -52,7 +54,8 @@ async def drill(
 ) -> DrillResult:
     """Restore the backup ``manifest`` under other stream names, compare the copies with the backup, and return the result.
 
-    All restored streams are removed afterwards, except if the process is killed. ``step`` is called with the name of each step.
+    All restored streams are removed afterwards, except if the process is killed or the cluster does not answer. ``step`` is called with
+    the name of each step.
     ``tell`` is called with (step, unit, number of finished units, number of all units).
 
     Raises the errors of ``Restore.run``, and CorruptionError if a replica differs from the backup.
@@ -88,7 +91,7 @@ async def drill(
             await _compare(client, one, options.target.namespace)
         compared_s = time.monotonic() - began_s
     finally:
-        await restore.undo()
+        left = await restore.undo()
     logs = [log for one in done.streams for log in one.logs]
     return DrillResult(
         backup=manifest.backup,
@@ -101,6 +104,7 @@ async def drill(
         compared_s=compared_s,
         rpo_s=(time.time_ns() - manifest.created_ns) / 1e9,
         states_left_out=done.states_left_out(lambda one: one.wish.name),
+        left=left,
     )
 
 

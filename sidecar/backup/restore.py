@@ -571,16 +571,29 @@ class Restore:
             uids = {one.wish.name: one.uid for one in self._streams if one.wish.into == one.wish.name}
             result.cursors = await set_cursors(self._client, self._manifest, uids)
 
-    async def undo(self) -> None:
-        """Remove the helper, and the restored streams that accept no publishes yet."""
+    async def undo(self) -> tuple[str, ...]:
+        """Remove the helper, and the restored streams that accept no publishes yet.
+
+        Return the command lines that remove what could not be removed, for example because the metadata group does not answer.
+        """
+        left = []
         for one in self._streams:
             if one.image is not None and one.wish.into not in self._open:
-                with contextlib.suppress(LiftError):
+                try:
                     await self._client.admin.delete_stream(one.wish.into, one.uid)
-        with contextlib.suppress(LiftError):
-            if self._registered and not self._open:
+                except NotFoundError:  # an operator has deleted it
+                    pass
+                except LiftError:
+                    left.append(f"liftpy stream delete {one.wish.into}")
+        if self._registered and not self._open:
+            try:
                 await self._remove_helper()
+            except NotFoundError:
+                pass
+            except LiftError:
+                left.append(f"liftpy node remove {self._helper_id}")
         await asyncio.to_thread(self._end)
+        return tuple(left)
 
     # ---- checks before the first change----------------------------------------------------------------------------------
     async def _make_room(self, image: ClusterImage) -> None:

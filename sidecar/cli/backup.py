@@ -143,6 +143,8 @@ def trace_steps(
 
 EXIT_PARTLY = 4
 """All streams are restored, but something that belongs to them is not. The output names it."""
+EXIT_REMAINS = 4
+"""The drill has shown that the backup is valid, but at least one of its copies could not be deleted. The output names it."""
 scratch_option = click.option(
     "--scratch",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -391,10 +393,12 @@ def _backup_restore_shown(manifest: Manifest, done: RestoreResult) -> dict[str, 
 def drill_(
     url: str, backup_id: str, scratch: Path | None, node_config: Path | None, as_json: bool, trace: str, trace_endpoint: str,
     target: Target,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Test a backup: restore it under temporary names, compare every replica with the backup, and delete the copies.
 
     The command prints how long the restore took. The temporary streams are read-only, and their names start with drill-.
+
+    Exit code 4: the backup is valid, but a copy could not be deleted. The command prints the command that deletes it.
     """
     store = Store.at(url)
     manifest = store.newest(backup_id)
@@ -407,13 +411,16 @@ def drill_(
     if as_json:
         fields = {name: getattr(done, name) for name in ("backup", "streams", "partitions", "records", "size_bytes")}
         times = {name: round(getattr(done, name), 3) for name in ("served_s", "rto_s", "compared_s", "rpo_s")}
-        print_json(fields | times | {"states_left_out": dict(done.states_left_out)})
-        return
+        print_json(fields | times | {"states_left_out": dict(done.states_left_out), "left": list(done.left)})
+        return EXIT_REMAINS if done.left else 0
     what = f"{done.streams} streams, {done.records} records, {done.size_bytes / _MIB:.1f} MiB"
     click.echo(f"{done.backup}: {what} are the same on every replica as in the backup")
     _print_states_left_out(done.states_left_out)
     click.echo(f"RTO {done.rto_s:.1f} s (readable after {done.served_s:.1f} s); compared in {done.compared_s:.1f} s")
     click.echo(f"RPO now {done.rpo_s / 3600:.1f} h")
+    for command in done.left:
+        click.echo(f"A copy could not be deleted. To delete it: {command}", err=True)
+    return EXIT_REMAINS if done.left else 0
 
 
 EXIT_DAMAGED = 1

@@ -33,6 +33,7 @@ from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import AlreadyExistsError, ConfigError, LiftError, NotFoundError, OutcomeUnknownError, UnavailableError
 from liftpy.testing.memory import memory_cluster
 from sidecar.backup import restore as restore_module
+from sidecar.backup.drill import DrillResult
 from sidecar.backup.restore import (
     NOTHING_WIDE,
     PREFIX,
@@ -174,6 +175,42 @@ async def test_restore_that_fails_keeps_streams_that_already_accept_publishes(ma
         assert len(removed) == (not opened), "it may be the only replica"
         assert all(node.startswith(PREFIX) for node in removed)
         assert not scratch.exists()
+
+
+async def test_restore_undo_returns_the_commands_for_everything_that_it_could_not_remove(manifest: Manifest) -> None:
+    """A drill ended as if it had removed its copies."""
+    world = World()
+    answers = {"a": UnavailableError("no answer"), "b": NotFoundError("an operator has deleted it")}
+
+    async def delete_stream(name: str, uid: str) -> None:
+        raise answers[name]
+
+    async def remove_node(node: str) -> None:
+        raise UnavailableError("no answer")
+
+    world.__dict__.update(delete_stream=delete_stream, remove_node=remove_node)
+    restore = a_restore(world, manifest, "a", "b")
+    restore._helper, restore._registered = SimpleNamespace(running=False), True  # type: ignore[assignment]
+    for one in restore._streams:
+        one.image = SimpleNamespace(uid="u")  # type: ignore[assignment]
+    first, second = await restore.undo()
+    assert first == "liftpy stream delete a"
+    assert second.startswith("liftpy node remove restore-")
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_backup_drill_with_remaining_copies_exits_with_4(
+    as_json: bool, manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = ("liftpy stream delete drill-1-0",)
+    result = DrillResult(
+        backup=manifest.backup, streams=1, partitions=1, records=1, size_bytes=1, served_s=1.0, rto_s=1.0, compared_s=1.0,
+        rpo_s=1.0, left=left,
+    )  # fmt: skip
+    monkeypatch.setattr(module, "with_client", lambda *_: result)
+    ended = CliRunner().invoke(module.drill_, [str(tmp_path), *(["--json"] if as_json else [])], standalone_mode=False)
+    assert ended.return_value == 4
+    assert (json.loads(ended.stdout)["left"] == list(left)) if as_json else (left[0] in ended.stderr)
 
 
 async def test_restore_whose_helper_node_fails_to_start_removes_that_node(manifest: Manifest) -> None:
