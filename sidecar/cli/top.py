@@ -8,6 +8,7 @@ shortened texts end with ``…``.
 from __future__ import annotations
 
 import asyncio
+import codecs
 import json
 import os
 import sys
@@ -78,6 +79,8 @@ class View:
 
 def view_after_key(view: View, key: str, count: int) -> View:
     """Return the state of the screen after the user has pressed ``key``. ``count``: number of table rows."""
+    if key == END:
+        return replace(view, ended=True)
     if view.typing:
         if key in ("\r", "\n", "\x1b"):
             return replace(view, typing=False, filter="" if key == "\x1b" else view.filter)
@@ -342,6 +345,8 @@ def _ms(value: float | None) -> str:
     return "?" if value is None else f"{value * 1000:.1f} ms" if value < 0.1 else f"{value * 1000:.0f} ms"
 
 
+END = ""
+"""Key that stands for the end of the input. It ends the command, also while the user types the filter."""
 _ARROWS = {"\x1b[A": "k", "\x1b[B": "j", "\x1bOA": "k", "\x1bOB": "j"}
 
 
@@ -479,18 +484,27 @@ async def _live(looking: SummaryPoller, view: View) -> None:
 
 @contextmanager
 def keys(pressed_key: Callable[[str], None]) -> Iterator[None]:
-    """Call ``pressed_key`` with each key that the user presses during the block. The end of the input counts as the key q.
+    """Call ``pressed_key`` with each key that the user presses during the block, and with ``END`` at the end of the input.
 
-    A standard input that is a file or ``/dev/null`` has no keys.
+    A standard input that is a file or ``/dev/null`` has no keys. Bytes that are not UTF-8 are ignored.
     """
+    decoder = codecs.getincrementaldecoder("utf-8")("ignore")
     loop, where = asyncio.get_running_loop(), sys.stdin.fileno()
     before = termios.tcgetattr(where) if os.isatty(where) else None
 
     def read() -> None:
-        text = os.read(where, 1024).decode("utf-8", "ignore")
+        try:
+            data = os.read(where, 1024)
+        except OSError:  # the terminal is gone
+            data = b""
+        if not data:
+            loop.remove_reader(where)
+            pressed_key(END)
+            return
+        text = decoder.decode(data)
         for sequence, letter in _ARROWS.items():
             text = text.replace(sequence, letter)
-        for one in text or "q":
+        for one in text:
             pressed_key(one)
 
     if before is not None:

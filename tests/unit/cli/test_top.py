@@ -350,6 +350,39 @@ def test_top_keys_of_a_standard_input_without_events_are_none(monkeypatch: pytes
     assert pressed == []
 
 
+@pytest.mark.parametrize("typed", [b"", b"/n1"], ids=str)
+def test_top_ends_at_the_end_of_its_input_and_not_at_a_byte_that_is_not_utf_8(
+    typed: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the user typed the filter, each end of the input added a q to it, and used a whole core."""
+    view, pressed = View(), list[str]()
+    read, write = os.pipe()
+
+    def press(key: str) -> None:
+        nonlocal view
+        pressed.append(key)
+        view = view_after_key(view, key, 3)
+
+    async def watch() -> None:
+        with keys(press):
+            os.write(write, typed + b"\xe1")
+            await asyncio.sleep(0.01)
+            os.write(write, b"\xc3")
+            await asyncio.sleep(0.01)
+            os.write(write, b"\xa4")
+            while "\xe4" not in pressed:
+                await asyncio.sleep(0)
+            assert not view.ended
+            os.close(write)
+            for _ in range(20):
+                await asyncio.sleep(0)
+
+    with os.fdopen(read) as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        asyncio.run(watch())
+    assert (view.ended, view.filter.count("q")) == (True, 0)
+
+
 # ---- in a terminal --------------------------------------------------------------------------------------------------------------
 PROGRAM = """
 import asyncio
