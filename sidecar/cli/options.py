@@ -91,7 +91,10 @@ class _UnitType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         number = float(match[1]) * self.units[match[2]]
         if not self._low <= number <= self._high:
             self.fail(f"{value} is outside {self.text(self._low)} to {self.text(self._high)}", param, ctx)
-        return self.result(number)
+        result = self.result(number)
+        if number and not result:  # 0 often means that there is no limit
+            self.fail(f"{value} is less than 1 byte. Use a number of whole bytes, such as {self.example}", param, ctx)
+        return result
 
     @staticmethod
     def result(number: float) -> Any:

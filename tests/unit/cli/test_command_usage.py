@@ -84,6 +84,8 @@ def test_sidecar_command_logs_a_warning_about_an_unknown_environment_variable(
         (("stream", "create", "s", "--subject", "s", "--quota-records", "-1"), "--quota-records = -1 "),
         (("log-level", "n1", "debug", "--duration", "25h"), "'--duration': 25h is outside 1ms to 1d"),
         (("log-level", "n1", "debug", "--duration", "0s"), "'--duration': 0s is outside 1ms to 1d"),
+        (("backup", "create", "x", "--bytes-per-s", "0.4"), "'--bytes-per-s': 0.4 is less than 1 byte"),
+        (("stream", "create", "x", "--subject", "x", "--retention-bytes", "0.0001kB"), "0.0001kB is less than 1 byte"),
         (("publish", "s", "--header", "Lift-Key=1"), "--header: "),
         (("publish", "s", "--header", "Nats-Msg-Id=1"), "--header: "),
     ],
