@@ -516,6 +516,13 @@ class Restore:
             result.took_s = time.monotonic() - began_s
             done = True
             return result
+        except LiftError as error:
+            if self._open:  # another restore would be rejected
+                error.retryable = False
+                if self._next_step not in str(error):
+                    text = f"{str(error).removesuffix('.')}. To complete the restore, {self._next_step}."
+                    error.args = (text, *error.args[1:])
+            raise
         finally:
             if not done:
                 await self.undo()
@@ -832,9 +839,11 @@ class Restore:
         """Text that says what to do after a failure. Another restore would reject streams that are open."""
         if not self._open:
             return "start the restore again"
+        removed = [one.wish.into for one in (*self._streams, *self._waiting_streams) if one.wish.into not in self._open]
+        others = f", except {', '.join(removed)}. Restore these streams again (--into)" if removed else ""
         return (
             f"remove the helper when it holds no replicas (liftpy node remove {self._helper_id}) and set the positions of groups "
-            "and cursors (liftpy backup cursors). The restored streams are complete and stay"
+            f"and cursors (liftpy backup cursors). The restored streams are complete and stay{others}"
         )
 
     async def _until(self, is_so: Callable[[], Awaitable[bool]], what: str) -> None:

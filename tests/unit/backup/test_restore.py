@@ -360,15 +360,16 @@ async def test_create_stream_with_a_first_leader_epoch_out_of_bounds_is_rejected
     assert world.image.counters.next_leader_epoch == 1
 
 
+@pytest.mark.parametrize("kind", [OutcomeUnknownError, UnavailableError])
 async def test_restore_treats_a_stream_as_open_if_the_open_request_has_no_answer(
-    manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+    kind: type[LiftError], manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer may be lost, and a publisher may have published."""
     world = World()
-    restore = a_restore(world, manifest)
+    restore = a_restore(world, manifest, "orders", "users")
 
     async def alter(*_: Any, **__: Any) -> None:
-        raise OutcomeUnknownError("no answer")
+        raise kind("no answer")
 
     monkeypatch.setattr(world, "alter_stream", alter, raising=False)
     for name in ("_make_room", "_start", "_until", "_first_epoch", "_move", "undo", "_plan_placement"):
@@ -377,8 +378,9 @@ async def test_restore_treats_a_stream_as_open_if_the_open_request_has_no_answer
     monkeypatch.setattr(restore, "_install_logs", lambda scratch, one: None)
     monkeypatch.setattr(restore, "_create", world.__getattr__("create"))
     monkeypatch.setattr(restore_module, "helper_node", lambda *_: SimpleNamespace(running=False, interrupt=lambda: None))
-    with pytest.raises(OutcomeUnknownError):
+    with pytest.raises(kind, match=r"no answer\. To complete .*liftpy node remove restore-.*stay, except users\.") as error:
         await restore.run()
+    assert not error.value.retryable, "the same command would be rejected"
     assert restore._open == {"orders"}
 
 
