@@ -158,12 +158,11 @@ class OutputFile(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         """Return the path, or report a usage error if the file cannot be written. The check leaves no file behind."""
         path = Path(value)
         try:
-            target = Path(os.path.realpath(path))  # a link stays, also one to a file that does not exist
-            is_new = not target.exists()
-            with target.open("ab"):
+            is_new = not path.exists()
+            with path.open("ab"):
                 pass
             if is_new:
-                target.unlink()
+                os.unlink(os.path.realpath(path))  # a link to a file that does not exist stays
         except (OSError, ValueError) as error:
             self.fail(f"Cannot write {str(path)!r}: {getattr(error, 'strerror', None) or error}. Use another path.", param, ctx)
         return path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,13 @@ def test_option_for_an_output_file_keeps_a_link_to_a_file_that_does_not_exist(tm
     link.symlink_to(tmp_path / "results")
     assert OutputFile().convert(str(link), None, None) == link
     assert (link.is_symlink(), link.exists()) == (True, False)
+
+
+def test_option_for_an_output_file_accepts_a_pipe() -> None:
+    read, write = os.pipe()
+    with os.fdopen(read), os.fdopen(write):
+        path = f"/proc/self/fd/{write}"  # as /dev/stdout
+        assert OutputFile().convert(path, None, None) == Path(path)
 
 
 @pytest.mark.parametrize("command", [["list"], ["create"], ["prune", "--keep", "1"]], ids=str)
