@@ -178,13 +178,14 @@ def _rename_to_new(part: Path, file: Path) -> None:
     """Rename ``part`` to ``file``. Raises ConfigError if another program has created ``file`` in the time of the export."""
     try:
         os.link(part, file)  # unlike a rename, it replaces no file
-        part.unlink()
     except OSError as error:
         if isinstance(error, FileExistsError) or file.exists():
             raise ConfigError(
                 f"--output {file} was created by another program during the export. The records are in {part}. Rename this file."
             ) from None
         part.rename(file)  # the file system has no hard links
+    else:
+        part.unlink()
 
 
 def _not_writable(file: Path, error: OSError) -> LiftError:
