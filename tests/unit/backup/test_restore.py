@@ -107,6 +107,15 @@ def a_restore(world: Any, manifest: Manifest, *into: str) -> Restore:
     return Restore(world, None, manifest, wishes, RestoreOptions(target=None))  # type: ignore[arg-type]
 
 
+def a_restore_with_streams(world: Any, manifest: Manifest, *into: str) -> Restore:
+    """Return a restore that has registered its helper, which has ended, and has created its streams."""
+    restore = a_restore(world, manifest, *into)
+    restore._helper, restore._registered = SimpleNamespace(running=False), True  # type: ignore[assignment]
+    for one in restore._streams:
+        one.image = SimpleNamespace(uid=f"u-{one.wish.into}")  # type: ignore[assignment]
+    return restore
+
+
 async def begin(world: World, manifest: Manifest) -> None:
     """Run the first step of a restore, which removes remains of earlier restores."""
     await a_restore(world, manifest)._make_room(world.image)
@@ -161,13 +170,10 @@ async def test_restore_removes_the_helper_node_of_another_restore_only_after_a_d
 async def test_restore_that_fails_keeps_streams_that_already_accept_publishes(manifest: Manifest, tmp_path: Path) -> None:
     for opened, left in (((), ["a", "b"]), (("a",), ["b"])):
         world, ended = World(), []
-        restore = a_restore(world, manifest, "a", "b")
-        restore._helper = SimpleNamespace(running=False)  # type: ignore[assignment]
-        restore._registered, restore._open = True, set(opened)
+        restore = a_restore_with_streams(world, manifest, "a", "b")
+        restore._open = set(opened)
         restore._scratch = scratch = tmp_path / "scratch"
         scratch.mkdir()
-        for one in restore._streams:
-            one.image = SimpleNamespace(uid=f"u-{one.wish.into}")  # type: ignore[assignment]
         await restore.undo()
         ended = [asked for asked in world.done if asked[0] == "delete_stream"]
         assert ended == [("delete_stream", name, f"u-{name}") for name in left]
@@ -189,10 +195,7 @@ async def test_restore_undo_returns_the_commands_for_everything_that_it_could_no
         raise UnavailableError("no answer")
 
     world.__dict__.update(delete_stream=delete_stream, remove_node=remove_node)
-    restore = a_restore(world, manifest, "a", "b")
-    restore._helper, restore._registered = SimpleNamespace(running=False), True  # type: ignore[assignment]
-    for one in restore._streams:
-        one.image = SimpleNamespace(uid="u")  # type: ignore[assignment]
+    restore = a_restore_with_streams(world, manifest, "a", "b")
     first, second = await restore.undo()
     assert first == "liftpy stream delete a"
     assert second.startswith("liftpy node remove restore-")

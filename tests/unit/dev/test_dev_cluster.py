@@ -25,6 +25,7 @@ from sidecar.dev.nats_server import NatsServer, _port_in
 from sidecar.runtime.settings import dev_environment
 
 dev = importlib.import_module("sidecar.cli.dev")
+Supervisor = dev._Supervisor
 
 
 class Process:
@@ -225,7 +226,7 @@ class Nodes:
 
 def test_dev_supervisor_restarts_an_ended_node_after_the_delay(capsys: pytest.CaptureFixture[str]) -> None:
     nodes = Nodes()
-    supervisor = dev._Supervisor(nodes, 2.0)  # type: ignore[arg-type]
+    supervisor = Supervisor(nodes, 2.0)
     now_s = time.monotonic() + 100
     supervisor.restart_ended(now_s)
     nodes.down = ["n2"]
@@ -246,7 +247,7 @@ def test_dev_supervisor_restarts_an_ended_nats_server(capsys: pytest.CaptureFixt
     """The nodes tried to connect forever."""
     nodes = Nodes()
     nodes.nats = SimpleNamespace(end_reason="", resume=lambda: nodes.starts.append("nats-server"))
-    supervisor = dev._Supervisor(nodes, 2.0)  # type: ignore[arg-type]
+    supervisor = Supervisor(nodes, 2.0)
     supervisor.restart_ended(time.monotonic())
     assert nodes.starts == []
     nodes.nats.end_reason = "was killed by SIGKILL"
@@ -287,7 +288,7 @@ def test_dev_command_that_is_stopped_before_its_nodes_are_ready_ends_at_once(
 @pytest.mark.parametrize(("lives_s", "given_up"), [(9.9, True), (10.1, False)])
 def test_dev_supervisor_stops_restarting_a_node_that_ends_early_repeatedly(lives_s: float, given_up: bool) -> None:
     nodes = Nodes()
-    supervisor = dev._Supervisor(nodes, 0.0)  # type: ignore[arg-type]
+    supervisor = Supervisor(nodes, 0.0)
     now_s = time.monotonic() + 100
     for _ in range(3):
         nodes.down = ["n1"]
