@@ -71,13 +71,18 @@ class Contexts:
         except OSError as error:
             raise ConfigError(f"Cannot read the contexts in {path}: {error.strerror}. Check its permissions.") from None
         contexts = decode_contexts(content, path)
-        has_secret = any(name in SECRETS for one in contexts.values.values() for name in one)
-        if has_secret and stat.S_IMODE(mode) & 0o077:
+        if contexts.has_secret and stat.S_IMODE(mode) & 0o077:
             raise ConfigError(f"Other users can read {path}, and it has a password or a token. Run: chmod 600 {path}")
         return contexts
 
+    @property
+    def has_secret(self) -> bool:
+        """True if a context has a password or a token, also one in a URL."""
+        values = [value for one in self.values.values() for value in one.items()]
+        return any(name in SECRETS or (name == "nats" and "@" in value) for name, value in values)
+
     def save(self) -> None:
-        """Replace the file. Only the user can read it (mode 0600).
+        """Replace the file. Only the user can read it (mode 0600). If the path is a link, replace the file to which it points.
 
         Raises:
             ConfigError: The file cannot be written. The old one is unchanged.
@@ -86,16 +91,17 @@ class Contexts:
         if len(content) > MAX_FILE_BYTES or len(self.values) > MAX_CONTEXTS:
             raise ConfigError(f"The contexts exceed {MAX_CONTEXTS} or {MAX_FILE_BYTES} bytes. Remove some of them.")
         try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            number, new = tempfile.mkstemp(prefix=".contexts-", dir=self.path.parent)  # its mode is 0600
+            target = self.path.resolve()
+            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            number, new = tempfile.mkstemp(prefix=".contexts-", dir=target.parent)  # its mode is 0600
             try:
                 with open(number, "wb") as file:
                     file.write(content)
                     file.flush()
                     os.fsync(file.fileno())
-                os.replace(new, self.path)
+                os.replace(new, target)
             except BaseException:
-                os.unlink(new)
+                Path(new).unlink(missing_ok=True)  # a signal may arrive after the replacement
                 raise
         except OSError as error:
             raise ConfigError(

@@ -106,6 +106,22 @@ def test_context_file_with_a_password_is_readable_only_by_its_owner(
         target(home)
 
 
+def test_context_file_with_a_password_in_a_url_is_rejected_if_other_users_can_read_it(run: Run, home: Path) -> None:
+    assert run("context", "add", "prod", "--nats", "nats://ann:pass-1@a:4222", "--select")[0] == 0
+    (home / "liftpy" / "contexts.json").chmod(0o644)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        target(home)
+
+
+def test_context_file_that_is_a_link_stays_one(run: Run, home: Path) -> None:
+    path, kept = home / "liftpy" / "contexts.json", home / "dotfiles" / "contexts.json"
+    path.parent.mkdir()
+    kept.parent.mkdir()
+    path.symlink_to(kept)
+    assert run("context", "add", "prod", "--nats", NOWHERE)[0] == 0
+    assert (path.readlink(), list(Contexts.load(kept).values)) == (kept, ["prod"])
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"[]", b'{"contexts": 3}', b'{"contexts": {"a": {"nast": "x"}}}', b"\xff", b"[" * 100_000]
 )
