@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import errno
 import fcntl
 import json
 import os
@@ -131,7 +132,7 @@ def _lock_part(file: Path) -> Iterator[None]:
 
 @contextmanager
 def lines_to(file: Path) -> Iterator[Callable[[Iterable[bytes]], None]]:
-    """Create the new file ``file`` and yield a function that appends lines to it and flushes them.
+    """Create the new file ``file`` and yield a function that appends lines to it and flushes them to the disk.
 
     Raises ConfigError if the file exists or cannot be written, or if an earlier run has left a part of it.
     """
@@ -144,7 +145,12 @@ def lines_to(file: Path) -> Iterator[Callable[[Iterable[bytes]], None]]:
             f"{part} already exists. It has records of an earlier run, which the group may have committed. Move it away first."
         )
     with _rename_when_complete(file, lambda part: part.open("xb", buffering=0)) as out:
-        yield lambda lines: _write_all(out, b"".join(lines))
+
+        def write(lines: Iterable[bytes]) -> None:
+            _write_all(out, b"".join(lines))
+            os.fsync(out.fileno())  # the group commits these records next
+
+        yield write
 
 
 def _part_of(file: Path) -> Path:
@@ -175,7 +181,11 @@ def _rename_when_complete(file: Path, kind: Callable[[Path], Any]) -> Iterator[A
 
 
 def _rename_to_new(part: Path, file: Path) -> None:
-    """Rename ``part`` to ``file``. Raises ConfigError if another program has created ``file`` in the time of the export."""
+    """Flush ``part`` to the disk and rename it to ``file``.
+
+    Raises ConfigError if another program has created ``file`` in the time of the export, and OSError if the disk fails.
+    """
+    _flush(part)
     try:
         os.link(part, file)  # unlike a rename, it replaces no file
     except OSError as error:
@@ -186,11 +196,22 @@ def _rename_to_new(part: Path, file: Path) -> None:
         part.rename(file)  # the file system has no hard links
     else:
         part.unlink()
+    with suppress(OSError):  # some file systems cannot flush a directory
+        _flush(file.parent)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _not_writable(file: Path, error: OSError) -> LiftError:
     if error.errno in DISK_ERRORS:
-        return StorageError(f"Cannot write --output {file}: {error.strerror}. Free space, then run the command again.")
+        advice = "Check the disk" if error.errno == errno.EIO else "Free space"
+        return StorageError(f"Cannot write --output {file}: {error.strerror}. {advice}, then run the command again.")
     return ConfigError(f"Cannot write --output {file}: {error.strerror or error}. Check the directory.")
 
 

@@ -335,6 +335,23 @@ def test_consume_with_group_option_does_not_commit_records_that_failed_to_print(
         asyncio.run(positions(cluster, name))
 
 
+def test_consume_with_group_option_commits_no_record_that_is_not_on_the_disk(
+    cluster: MemoryCluster, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def never(_: Client) -> bool:
+        return False
+
+    monkeypatch.setattr(os, "fsync", _fail_to_flush)
+    assert consume(cluster, monkeypatch, never, name, "--group", name, "--output", str(tmp_path / "o.jsonl")) == 1
+    assert "Input/output error" in capsys.readouterr().err
+    with pytest.raises(NotFoundError):
+        asyncio.run(positions(cluster, name))
+
+
+def _fail_to_flush(descriptor: int) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
 def test_consume_with_group_option_replaces_the_empty_output_of_an_earlier_run(
     cluster: MemoryCluster, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -539,3 +556,12 @@ def test_consume_with_output_option_on_a_full_disk_exits_with_1(
     monkeypatch.setattr(Consumer, "batches", fills_the_disk)
     assert consume(cluster, monkeypatch, _until_its_end, name, "--output", str(tmp_path / "o.jsonl")) == 1
     assert "No space left on device. Free space" in capsys.readouterr().err
+
+
+def test_consume_with_output_option_reports_no_export_that_is_not_on_the_disk(
+    cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "fsync", _fail_to_flush)
+    assert consume(cluster, monkeypatch, _until_its_end, name, "--output", str(tmp_path / "o.jsonl")) == 1
+    assert "Input/output error" in capsys.readouterr().err
+    assert not (tmp_path / "o.jsonl").exists()
