@@ -10,6 +10,7 @@ attempts.
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from liftpy.client.arguments import check_count, check_number
-from liftpy.errors import ConfigError, LiftError, NotFoundError, StorageError
+from liftpy.errors import ConfigError, FencedError, LiftError, NotFoundError, StorageError
 from liftpy.spark.catalog import Catalog
 from liftpy.spark.failures import WorkerStartError, unwrap_spark_errors, with_error_code
 from liftpy.spark.offsets import EARLIEST, OffsetSpec
@@ -27,10 +28,12 @@ from liftpy.spark.pipelines.tables import (
     DATA,
     ArchivedRange,
     Table,
+    TableCommit,
     TableState,
     absolute_folder,
     check_archived,
     check_has_all_records,
+    check_marks,
     check_table_columns,
     commit_of,
     end_mark,
@@ -57,6 +60,8 @@ COMPRESSIONS = ("zstd", "snappy", "lz4", "none")
 DEFAULT_BATCH_RECORDS = 5_000_000
 _QUERY_ID = "sql.streaming.queryId"
 _POLL_S = 1
+_COMMITS = 10
+"""Maximum number of attempts to commit a micro-batch while other programs commit, too."""
 STARTS = 5
 """Maximum number of consecutive starts of a query for which Spark did not start in time."""
 _NOT_FOR_USERS = ("stream", "subscribe", "subscribePattern", "assign", "path", "columns", "includeHeaders")
@@ -96,7 +101,7 @@ def whole(spark: SparkSession, table: str, stream: str, options: Mapping[str, st
 
     Raises:
         NotFoundError: The table has no records of this stream, or the stream was deleted and created again.
-        DataLossError: Retention deleted records that are not in the table.
+        DataLossError: Retention deleted records that are not in the table, or the table was set back to an earlier version.
 
     Example:
         from liftpy.spark import whole
@@ -107,7 +112,10 @@ def whole(spark: SparkSession, table: str, stream: str, options: Mapping[str, st
     source = SourceOptions.parse(settings)
     views = Catalog(link_to(source.access), source).views()
     marks = {end_mark(*key) for key in views} | {uid_mark(stream, view.uid) for view in views.values()}
-    state = state_of(table_at(table), marks)
+    directory = table_at(table)
+    state = state_of(directory, marks)
+    if source.fail_on_data_loss:
+        directory.check_rollback(state)
     starts = starts_after(_uids(views), state.marks, EARLIEST)
     if starts is None:
         raise NotFoundError(f"Table {table} has no records of stream {stream}. Check the table path and the stream name.")
@@ -402,12 +410,30 @@ class _BatchCommitter:
         self._tell(done)
 
     def _commit(self, ranges: list[ArchivedRange], query_id: str, batch_id: int) -> int:
+        """Commit the micro-batch. If another program has committed at the same time, try again on its version of the table.
+
+        If that program is another archive of these partitions, its marks end the archive.
+        """
+        for attempt in itertools.count(1):
+            commit = self._next_commit(ranges, query_id, batch_id)
+            if commit is None:
+                break
+            try:
+                return self._table.commit(commit, arrow_schema(self._options.columns))
+            except FencedError:
+                if attempt == _COMMITS:
+                    raise
+        return -1
+
+    def _next_commit(self, ranges: list[ArchivedRange], query_id: str, batch_id: int) -> TableCommit | None:
+        accepts_loss = not self._options.fail_on_data_loss
         state = self._table.state(marks_of(ranges, query_id))
+        if state is not None and self._table.is_changed:
+            check_table_columns(state.schema, arrow_schema(self._options.columns), str(self._table.root))
+            if not accepts_loss:
+                self._table.check_rollback(state)
         marks = {} if state is None else state.marks
-        commit = commit_of(ranges, query_id, batch_id, marks, fail_on_data_loss=self._options.fail_on_data_loss)
-        if commit is None:
-            return -1
-        return self._table.commit(commit, arrow_schema(self._options.columns))
+        return commit_of(ranges, query_id, batch_id, marks, fail_on_data_loss=not accepts_loss)
 
 
 def start_archive(
@@ -525,13 +551,14 @@ def outlook(plan: ArchivePlan) -> ArchiveEstimate:
     Raises:
         ConfigError: An option is not allowed, or the table has other columns or is the output of ``compact``.
         NotFoundError: No such stream, or the table has records of a stream that was deleted and created again.
+        DataLossError: Another program has set the table back to an earlier version, or has removed its end offsets.
         UnavailableError: The cluster did not answer in time.
     """
     table = table_at(plan.table, plan.kind)
     options = SourceOptions.parse(plan.options())
     starting = (options.starting or OffsetSpec("earliest")).as_of(time.time_ns())
     views = Catalog(link_to(options.access), options).views(starting=starting)
-    state = _state(table, views)
+    state = _state(table, options, views)
     if state is not None:
         check_table_columns(state.schema, arrow_schema(options.columns), str(table.root))
     known = {} if state is None else state.marks
@@ -547,11 +574,14 @@ def _uids(views: Views) -> dict[tuple[str, int], str]:
     return {key: view.uid for key, view in views.items()}
 
 
-def _state(table: Table, views: Views) -> TableState | None:
+def _state(table: Table, options: SourceOptions, views: Views) -> TableState | None:
     marks = {mark(*key) for key in views for mark in (end_mark, epoch_mark)}
     state = table.state(marks | {uid_mark(view.stream, view.uid) for view in views.values()})
     if state is not None:
         check_has_all_records(state, str(table.root))
+        check_marks(state, views, str(table.root))
+        if options.fail_on_data_loss:
+            table.check_rollback(state)
     return state
 
 
@@ -567,6 +597,6 @@ def _starts_to_continue(plan: ArchivePlan, table: Table, options: SourceOptions)
     if plan.resumed:
         return None
     views = Catalog(link_to(options.access), options).views()
-    table_state = _state(table, views)
+    table_state = _state(table, options, views)
     starts = starts_after(_uids(views), table_state.marks if table_state else {}, EARLIEST)
     return None if starts is None else json.dumps(starts)

@@ -228,7 +228,10 @@ def next_step(plan: CompactPlan, output: Table) -> CompactStep:
     if there is not None:
         check_is_no_archive(there, plan.output)
     before = None if plan.anew else there
-    archive = state_of(table_at(plan.table), marks) if plan.table else None
+    if before is not None:
+        output.check_deleted_rows()
+        output.check_rollback(before)
+    archive = _archive_state(plan, marks) if plan.table else None
     for state, what in ((before, plan.output), (archive, plan.table)):
         if state is not None:
             check_table_columns(state.schema, arrow_schema(COLUMNS), what)
@@ -248,6 +251,14 @@ def next_step(plan: CompactPlan, output: Table) -> CompactStep:
     has_gaps = any(view.compacted for view in views.values())
     epochs = {key: view.end_epoch for key, view in views.items()}
     return CompactStep(starts, cuts, ends, uid, before, archive, has_gaps, read, epochs)
+
+
+def _archive_state(plan: CompactPlan, marks: Iterable[str]) -> TableState:
+    table = table_at(plan.table)
+    state = state_of(table, marks)
+    if plan.options().fail_on_data_loss:
+        table.check_rollback(state)
+    return state
 
 
 def _views(plan: CompactPlan, known: Sequence[StreamOffsets] = ()) -> Views:

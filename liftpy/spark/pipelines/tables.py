@@ -27,7 +27,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from liftpy.core.base.ids import check_name, is_internal
-from liftpy.errors import ConfigError, DataLossError, FencedError, NotFoundError, StorageError
+from liftpy.errors import ConfigError, DataLossError, FencedError, LiftError, NotFoundError, StorageError
 
 FORMATS = {"delta": "deltalake", "iceberg": "pyiceberg"}
 """Format of a table -> package that writes it."""
@@ -66,6 +66,8 @@ _START, _EPOCH = "/start", "/epoch"
 """Ends of the names of marks. Only an archive has the first, and only the output of a compaction has the second."""
 _NO_RETRY = {"commit.retry.num-retries": "0"}
 """Property that ends pyiceberg's own retry. It would use a newer snapshot, with marks that may be wrong."""
+_MAPPING, _PHYSICAL_NAME = "delta.columnMapping.mode", "delta.columnMapping.physicalName"
+_DELETES = "deletionVectors"
 _ADDING = ("WRITE", "CREATE TABLE")
 _US_PER_MS = 1000
 
@@ -91,6 +93,8 @@ class Table(ABC):
     def __init__(self, root: Path) -> None:
         self.root = root
         self._seen: Any = None
+        self._own: Any = None
+        """Version after the newest commit of this object, as the format identifies it. None: there was none."""
 
     @abstractmethod
     def state(self, marks: Iterable[str] = ()) -> TableState | None:
@@ -104,6 +108,11 @@ class Table(ABC):
         ``state``, so that the marks may have changed. Raises StorageError if this machine does not see a file of the commit.
         """
 
+    @property
+    @abstractmethod
+    def is_changed(self) -> bool:
+        """True if the newest ``state`` is not that after the newest commit of this object."""
+
     @abstractmethod
     def forget_old_files(self) -> None:
         """Delete the files of ``compact`` that no readable version of the table uses."""
@@ -111,6 +120,21 @@ class Table(ABC):
     @abstractmethod
     def only_added_to(self) -> bool:
         """Return whether no commit has removed or merged files. If so, a file that is not in the table now was never in it."""
+
+    @abstractmethod
+    def check_deleted_rows(self) -> None:
+        """Raise ConfigError if the files of the newest ``state`` have rows that another program has deleted from the table.
+
+        Deletion vectors of Delta and delete files of Iceberg mark such rows. A reader of the files alone would return them.
+        """
+
+    @abstractmethod
+    def check_rollback(self, state: TableState) -> None:
+        """Raise DataLossError if another program has set the table back to a version before commits of this package.
+
+        The table then lacks the records of these commits, but keeps their marks. ``state``: newest state of the table, with the
+        marks to check.
+        """
 
 
 # ---- commits ---------------------------------------------------------------------------------------------------------
@@ -322,6 +346,24 @@ def check_table_columns(there: pa.Schema, wanted: pa.Schema, table: str) -> None
         raise ConfigError(f"{text}. Archive the same columns, or use another table.")
 
 
+def check_marks(state: TableState, keys: Iterable[tuple[str, int]], table: str) -> None:
+    """Raise DataLossError if the ``table`` has records of a partition in ``keys`` past the end that its marks say.
+
+    An archive would start at an offset that the table has, and store records twice. ``state``: state with the marks of the ends.
+    """
+    asked = set(keys)
+    for file in state.files:
+        name = parse_file(file.rpartition("/")[2])
+        if name is None or (name.stream, name.partition) not in asked:
+            continue
+        if name.end_offset > (end := state.marks.get(end_mark(name.stream, name.partition), 0)):
+            raise DataLossError(
+                f"Table {table} has {name.stream}/{name.partition} up to offset {name.end_offset} (exclusive), but it stores the end "
+                f"{end}. Another program has removed the end, for example because it copied the table. An archive would store records "
+                "twice. Use the original table, or archive into another one."
+            )
+
+
 def check_is_no_archive(state: TableState, table: str) -> None:
     """Raise ConfigError if the output ``table`` of a compaction is an archive. The run would replace its records.
 
@@ -495,11 +537,30 @@ def absolute_folder(path: str | Path, what: str) -> Path:
 
 
 def state_of(table: Table, marks: Iterable[str] = ()) -> TableState:
-    """Return the state of the table and its ``marks``. Raise NotFoundError if the table does not exist."""
+    """Return the state of the table and its ``marks``, to read its files.
+
+    Raises NotFoundError if the table does not exist, and ConfigError if its files have deleted rows.
+    """
     state = table.state(marks)
     if state is None:
         raise NotFoundError(f"No table in {table.root}. Check that this is the directory of the archive.")
+    table.check_deleted_rows()
     return state
+
+
+def _deleted_rows_error(root: Path, what: str) -> ConfigError:
+    return ConfigError(
+        f"Another program has deleted rows of table {root}, and marks them with {what}. liftpy would read the deleted rows. Rewrite "
+        "the files with the program that deleted the rows (such as REORG TABLE ... APPLY (PURGE) or rewrite_data_files)."
+    )
+
+
+def _rollback_error(root: Path, what: str) -> DataLossError:
+    return DataLossError(
+        f"Another program has set table {root} back to an earlier version ({what}). The table lacks records that were in it, but still "
+        "stores their end offsets. Restore the newer version, or use another table. To continue without these records, set "
+        "failOnDataLoss=false. The output of compact needs --rebuild."
+    )
 
 
 class DeltaDirectory(Table):
@@ -516,6 +577,7 @@ class DeltaDirectory(Table):
                 self._seen = None
                 return None
             table = self._seen = DeltaTable(str(self.root))
+            _check_layout(table, self.root)
             versions = {mark: table.transaction_version(mark) for mark in marks}
             files = tuple(os.fspath(Path(unquote(uri.removeprefix("file://")))) for uri in table.file_uris())
             return TableState(
@@ -546,16 +608,26 @@ class DeltaDirectory(Table):
                     )
                 create_table_with_add_actions(str(self.root), delta_schema, adds, mode="error", commit_properties=properties)
             else:
-                mode = "overwrite" if replace else "append"
+                mode, version = "overwrite" if replace else "append", self._seen.version()
                 try:
                     self._seen.create_write_transaction(adds, mode, delta_schema, commit_properties=properties)
                 except CommitFailedError as error:
+                    if DeltaTable(str(self.root)).version() == version:
+                        raise ConfigError(
+                            f"Cannot write to table {self.root}: {error}. Another program has given the table a feature or a property "
+                            "that liftpy does not support. Remove it from the table, or use another table."
+                        ) from error
                     raise FencedError(
                         f"Another archive writes to table {self.root}: {error}. Only one archive may write to a table: stop "
                         "the other one."
                     ) from error
             self._seen = DeltaTable(str(self.root))
-            return int(self._seen.version())
+            self._own = self._seen.version()
+            return int(self._own)
+
+    @property
+    def is_changed(self) -> bool:
+        return self._seen is not None and bool(self._seen.version() != self._own)
 
     def forget_old_files(self) -> None:
         """Delete files that no version of the table within its retention time (default one week) uses.
@@ -577,6 +649,90 @@ class DeltaDirectory(Table):
 
         with _delta_errors(self.root):
             return all(_adds(one) for one in DeltaTable(str(self.root)).history())
+
+    def check_deleted_rows(self) -> None:
+        with _delta_errors(self.root):
+            if self._seen is None or _DELETES not in (self._seen.protocol().reader_features or ()):
+                return
+            if any(batch.num_rows for batch in self._seen.deletion_vectors()):
+                raise _deleted_rows_error(self.root, "deletion vectors")
+
+    def check_rollback(self, state: TableState) -> None:
+        """Raise DataLossError if a RESTORE has removed records of this package.
+
+        A RESTORE keeps the marks. So the marks at the restored version are lower than those after the RESTORE if records were lost.
+
+        Worked example: version 7 archived up to offset 500, version 8 up to 900. Another program deleted rows in version 9. If
+        version 10 restores version 8, all records up to 900 are there. If version 10 restores version 7, the records from 500 on
+        are lost.
+        """
+        with _delta_errors(self.root):
+            version = state.version
+            for one in self._seen.history():
+                if one["version"] > version:  # a later RESTORE has undone this commit
+                    continue
+                if (one.get("operationParameters") or {}).get("mode") == "Overwrite":
+                    return
+                if one.get("operation") == "RESTORE":
+                    restored = self._restored(one)
+                    if restored is None:
+                        return
+                    after, version = self._at(one["version"]), restored.version()
+                    for mark in state.marks:
+                        if (restored.transaction_version(mark) or 0) < (after.transaction_version(mark) or 0):
+                            raise _rollback_error(self.root, f"version {one['version']} is a RESTORE to version {version}")
+
+    def _restored(self, commit: dict[str, Any]) -> Any:
+        """Return the version of the table that the RESTORE ``commit`` restored. None: its log is deleted.
+
+        If the commit has only a time, this is the newest version with the same files.
+        """
+        from deltalake.exceptions import DeltaError
+
+        named = str((commit.get("operationParameters") or {}).get("version"))
+        try:
+            if named.isdigit():
+                return self._at(int(named))
+            files = set(self._at(commit["version"]).file_uris())
+            earlier = (self._at(version) for version in range(commit["version"] - 1, -1, -1))
+            return next((table for table in earlier if set(table.file_uris()) == files), None)
+        except DeltaError:
+            return None
+
+    def _at(self, version: int) -> Any:
+        from deltalake import DeltaTable
+
+        return DeltaTable(str(self.root), version=version)
+
+
+def _check_layout(table: Any, root: Path) -> None:
+    """Raise ConfigError if files of the Delta ``table`` have other columns than the table."""
+    if columns := table.metadata().partition_columns:
+        raise ConfigError(
+            f"Table {root} is partitioned by {', '.join(columns)}, so its files lack these columns. Use a table without partitions."
+        )
+    mode = table.metadata().configuration.get(_MAPPING, "none")
+    if mode == "none":
+        return
+    renamed = sorted(name for name, physical in _physical_names(json.loads(table.schema().to_json())) if name != physical)
+    if renamed or mode != "name":
+        text = f" for {', '.join(renamed)}" if renamed else ""
+        raise ConfigError(
+            f"Table {root} has column mapping ({_MAPPING} = {mode}), so its files have other names or ids of columns{text}. Use a "
+            "table without column mapping."
+        )
+
+
+def _physical_names(schema: Any) -> Iterator[tuple[str, str]]:
+    """Yield (name, name in the files) of each field of a Delta ``schema`` in JSON, also of nested ones."""
+    if isinstance(schema, list):
+        for one in schema:
+            yield from _physical_names(one)
+    elif isinstance(schema, dict):
+        if "name" in schema:
+            yield str(schema["name"]), str((schema.get("metadata") or {}).get(_PHYSICAL_NAME, schema["name"]))
+        for nested in ("fields", "type", "elementType"):
+            yield from _physical_names(schema.get(nested))
 
 
 @contextmanager
@@ -673,12 +829,17 @@ class IcebergDirectory(Table):
                     elif not emptied:  # the next transaction needs a new snapshot
                         change.update_snapshot().fast_append().commit()
                 self._seen = self._catalog().load_table(NAME)
+                self._own = self._seen.metadata_location
             except (CommitFailedException, TableAlreadyExistsError) as error:
                 raise FencedError(
                     f"Another archive writes to table {self.root}: {error}. Only one archive may write to a table: stop "
                     "the other one."
                 ) from error
             return int(self._seen.metadata.last_sequence_number)
+
+    @property
+    def is_changed(self) -> bool:
+        return self._seen is not None and bool(self._seen.metadata_location != self._own)
 
     def _table(self, schema: pa.Schema) -> Any:
         """Begin a transaction on the version of the table that ``state`` has returned. Create the table if it does not exist."""
@@ -707,6 +868,46 @@ class IcebergDirectory(Table):
             appends = [one.summary is not None and one.summary.operation.value == "append" for one in snapshots]
             return all(appends) and (not snapshots or snapshots[0].parent_snapshot_id is None)
 
+    def check_deleted_rows(self) -> None:
+        with _iceberg_errors(self.root):
+            if self._seen is not None and any(task.delete_files for task in self._seen.scan().plan_files()):
+                raise _deleted_rows_error(self.root, "delete files")
+
+    def check_rollback(self, state: TableState) -> None:
+        """Raise DataLossError if the table was set back to a snapshot before commits of this package.
+
+        Such commits were current once, and are no ancestors of the current snapshot. A later run of ``compact`` with ``--rebuild``
+        replaces the content.
+        """
+        with _iceberg_errors(self.root):
+            metadata = self._seen.metadata
+            known = {one.snapshot_id: one for one in metadata.snapshots}
+            ancestors: list[Any] = []
+            snapshot = known.get(metadata.current_snapshot_id)
+            while snapshot is not None:
+                ancestors.append(snapshot)
+                snapshot = known.get(snapshot.parent_snapshot_id)
+            # expired snapshots have no parents, so that snapshots before them seem to be lost
+            oldest = ancestors[-1].sequence_number if ancestors and ancestors[-1].parent_snapshot_id is not None else 0
+            was_current = {entry.snapshot_id for entry in metadata.snapshot_log} - {one.snapshot_id for one in ancestors}
+            for one in sorted((known[key] for key in was_current if key in known), key=lambda one: one.sequence_number):
+                names = self._added_names(one) if one.sequence_number >= oldest else []
+                is_replaced = any(is_latest(name) for name in names) and any(
+                    later.sequence_number > one.sequence_number and any(map(is_latest, self._added_names(later)))
+                    for later in ancestors
+                )
+                if not is_replaced and any(parse_file(name.rpartition("/")[2]) or is_latest(name) for name in names):
+                    raise _rollback_error(self.root, f"a snapshot before {one.snapshot_id}")
+
+    def _added_names(self, snapshot: Any) -> list[str]:
+        """Return the paths of the files that ``snapshot`` has added, from their directory on."""
+        manifests = snapshot.manifests(self._seen.io)
+        entries = (
+            entry for one in manifests if one.added_snapshot_id == snapshot.snapshot_id
+            for entry in one.fetch_manifest_entry(self._seen.io, discard_deleted=True)
+        )  # fmt: skip
+        return ["/".join(entry.data_file.file_path.split("/")[-2:]) for entry in entries]
+
 
 def _files(table: Any, snapshot: int | None = None) -> dict[str, int]:
     tasks = [task.file for task in table.scan(snapshot_id=snapshot).plan_files()]
@@ -716,13 +917,12 @@ def _files(table: Any, snapshot: int | None = None) -> dict[str, int]:
 @contextmanager
 def _iceberg_errors(root: Path) -> Iterator[None]:
     from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
-    from sqlalchemy.exc import SQLAlchemyError
 
     try:
         yield
-    except (CommitFailedException, TableAlreadyExistsError, FencedError):
+    except (CommitFailedException, TableAlreadyExistsError, LiftError):
         raise
-    except (SQLAlchemyError, OSError, ValueError) as error:
+    except Exception as error:  # pyiceberg has no common class of errors, and damaged files raise many kinds
         raise StorageError(
             f"Cannot read or write Iceberg table {root}: {error}. Check the path, its permissions and the disk."
         ) from error
