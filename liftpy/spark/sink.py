@@ -46,7 +46,7 @@ from liftpy.client.write_epoch import PlanChangedError, Round
 from liftpy.core.wire.batch import RecordBatch
 from liftpy.core.wire.batch_columns import Columns
 from liftpy.core.wire.producer_note import MAX_PLAN, ProducerNote, SourcePosition
-from liftpy.errors import ConfigError, PublishRejectedError
+from liftpy.errors import ConfigError, NotFoundError, PublishRejectedError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.transport import Transport
 from liftpy.spark.failures import SourceError, with_error_code
@@ -368,7 +368,8 @@ def check_tasks(link: ProcessConnection, options: SinkOptions, messages: Sequenc
     """Raise SourceError if an earlier run of this micro-batch had more tasks that stored records [A17].
 
     These records are stored twice, because the tasks of ``messages`` have stored all rows. Only the driver knows the number of
-    tasks, after the last one.
+    tasks, after the last one. A stream that was deleted and created again since a task has opened it is an error, too. It lacks
+    the records of this task.
     """
     written = [message for message in messages if isinstance(message, SinkCommitMessage)]
     if not written or not written[0].run:
@@ -429,12 +430,14 @@ class WriteResult:
         known: Number of rows that an earlier attempt had stored.
         ranges: Offset ranges of the other rows.
         streams: Streams of all rows of an exactly-once write.
+        uids: Uid of each of these streams when the task began to write.
     """
 
     rows: int = 0
     known: int = 0
     ranges: tuple[Range, ...] = ()
     streams: tuple[str, ...] = field(default=(), compare=False)
+    uids: tuple[str, ...] = field(default=(), compare=False)
 
 
 def gather_rows(batches: Iterable[pa.RecordBatch], options: SinkOptions) -> pa.Table | None:
@@ -471,14 +474,20 @@ async def send_round(
     for stream, own in shares:
         name = f"spark/{round.run}/{round.part}"
         chosen = ProducerOptions(patience_s=options.patience_s)
-        async with StreamDirectory(requests).open_producer(stream, id=name, source=round, options=chosen) as producer:
+        directory = StreamDirectory(requests)
+        async with directory.open_producer(stream, id=name, source=round, options=chosen) as producer:
+            uid = directory.cached[stream].uid
             sender = _Sender(stream, producer)
             if own is not None:
                 await sender.send(in_order(own) if options.by_content else own, producer.round_partitions)
             await producer.end_round()
             ranges = await sender.ranges()
         sent = WriteResult(
-            sent.rows + sender.rows, sent.known + producer.left_out, (*sent.ranges, *ranges), (*sent.streams, stream)
+            sent.rows + sender.rows,
+            sent.known + producer.left_out,
+            (*sent.ranges, *ranges),
+            (*sent.streams, stream),
+            (*sent.uids, uid),
         )
     return sent
 
@@ -544,6 +553,13 @@ async def _surplus_task(
     names = sorted({options.stream, *(stream for task in sent for stream in task.streams)} - {""})
     directory = StreamDirectory(requests)
     streams = await asyncio.gather(*(directory.complete_stream(name, options.patience_s) for name in names))
+    now = {stream.name: stream.uid for stream in streams}
+    for name, uid in (named for task in sent for named in zip(task.streams, task.uids, strict=True)):
+        if now[name] != uid:
+            raise NotFoundError(
+                f"Stream {name} was deleted and created again while batch {done.number} of {done.run} was written. The current stream "
+                "lacks records of this batch. Run the query again: it writes the whole batch again."
+            )
     places = [(stream, place.partition) for stream in streams for place in stream.partitions]
     is_repeated = any(task.known for task in sent)
     most_bytes, total_bytes = (_RESCAN_BYTES, _RESCAN_TOTAL_BYTES) if is_repeated else (_SCAN_BYTES, _SCAN_TOTAL_BYTES)

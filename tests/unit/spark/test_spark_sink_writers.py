@@ -330,6 +330,30 @@ async def test_spark_sink_with_a_stream_column_repeated_with_fewer_tasks_raises_
         await asyncio.to_thread(writer.commit, [sent], 0)
 
 
+@pytest.mark.parametrize("later", [0, 5])
+async def test_spark_sink_stream_recreated_within_a_micro_batch_raises_not_found(
+    client: Client, task: TASKS, later: int
+) -> None:
+    """The new stream lacks the records of the first task. When Spark repeats the micro-batch, it gets all of them."""
+    await client.publish("out", b"before")
+    writer = source().streamWriter(SCHEMA, False)
+    task(part=0)
+    sent = [await write(writer, b"row 0")]
+    await client.admin.delete_stream("out")
+    await client.create_stream("out", "data.out")
+    for _ in range(later):
+        await client.publish("out", b"other")
+    task(part=1)
+    sent.append(await write(writer, b"row 1"))
+    with pytest.raises(SourceError, match=r"^\[NOT_FOUND\] Stream out was deleted and created again while batch 0"):
+        await asyncio.to_thread(writer.commit, sent, 0)
+    for part in (0, 1):
+        task(part=part, attempt=1)
+        sent[part] = await write(writer, b"row %d" % part)
+    await asyncio.to_thread(writer.commit, sent, 0)
+    assert sorted(await held(client)) == [*[b"other"] * later, b"row 0", b"row 1"]
+
+
 @pytest.mark.parametrize(("records", "is_found"), [(4, True), (10, False)])
 async def test_spark_sink_search_for_records_of_lost_tasks_reads_the_last_four_mib_of_the_log(
     client: Client, task: TASKS, records: int, is_found: bool
