@@ -188,6 +188,12 @@ def _check_coverage(spec: OffsetSpec, views: Views, option: str) -> Views:
     return views
 
 
+def named_views(spec: OffsetSpec, views: Views) -> Views:
+    """Return those of the partitions in ``views`` that the user's offsets or times name. If they name none, return all."""
+    named = {key for key, _ in spec.offsets or spec.times}
+    return {key: view for key, view in views.items() if key in named} or views
+
+
 def _names(keys: Iterable[tuple[str, int]]) -> str:
     return ", ".join(f"{stream}/{partition}" for stream, partition in keys)
 

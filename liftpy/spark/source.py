@@ -65,6 +65,7 @@ from liftpy.spark.planning import (
     cut_text,
     end_within_bytes,
     epochs_before,
+    named_views,
     plan_ranges,
     resolve_ends,
     resolve_starts,
@@ -248,6 +249,8 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._cursor: CursorWriter | None = None
         self._start_offsets: StreamOffsets | None = None
         """Start of a new query. None: Spark has not requested it yet. Micro-batch 0 always starts here."""
+        self._unnamed: ConfigError | None = None
+        """Error of a new query whose startingOffsets lacks a partition. None: there is none."""
         self._target: StreamOffsets | None = None
         """End that Trigger.AvailableNow fixed. None: another trigger."""
         self._target_views: Views = {}
@@ -259,7 +262,8 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         """Return the start of a new query, from startingOffsets (default latest).
 
-        A restarted query continues from its checkpoint [R10].
+        A restarted query continues from its checkpoint [R10]. If it repeats micro-batch 0, Spark calls this method, too, but the
+        checkpoint has the start. So a partition that was added since then is not an error yet, if startingOffsets lacks it.
         """
         with with_error_code():
             if self._start_offsets is None:
@@ -271,6 +275,12 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         starting = (self.options.starting or OffsetSpec("latest")).as_of(time.time_ns())
         views = self._open_catalog().views(starting=starting, known=known_positions((starting,)))
         check_spec_uids((starting,), _uids(views))
+        named = named_views(starting, views)
+        if len(named) < len(views):
+            try:
+                resolve_starts(starting, views)
+            except ConfigError as error:
+                self._unnamed, views = error, named
         starts = resolve_starts(starting, views)
         ends = _ends(views).next_offsets  # a start that is gone fails here, not with the first rows
         plan_ranges(views, starts, ends, fail_on_data_loss=self.options.fail_on_data_loss)
@@ -288,6 +298,8 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the end of the next micro-batch: committed, within ``limit``, never behind ``start``."""
         with with_error_code():
             start_at = StreamOffsets.from_json(start)
+            if self._unnamed is not None and start_at == self._start_offsets:
+                raise self._unnamed
             return self._plan_with_new_views(start_at, lambda: self._planned_end(start_at, limit)).to_json()
 
     def _planned_end(self, start_at: StreamOffsets, limit: ReadLimit) -> StreamOffsets:

@@ -861,6 +861,30 @@ def test_streaming_query_with_a_pattern_repeats_its_first_micro_batch_of_streams
         last.partitions(last.initialOffset(), end)
 
 
+@pytest.mark.parametrize(
+    "given", [{"startingOffsets": '{"orders": {"0": 5}}'}, {"startingOffsetsByTimestamp": '{"orders": {"0": 0}}'}]
+)
+def test_streaming_query_repeats_its_first_micro_batch_after_partitions_were_added(
+    source: Open, node: FakeNode, given: dict[str, str]
+) -> None:
+    """Spark asks for the start again, although the checkpoint has it. The user named the partitions of that time."""
+    stream = node.add_stream("orders")
+    append(stream.partitions[0], 30)
+    reader = streaming(source(**given))
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ALL)
+    planned = ranges(reader.partitions(start, end))
+    stream.partitions.append(FakePartition())
+    append(stream.partitions[1], 7)
+    again = streaming(source(**given))
+    assert ranges(again.partitions(again.initialOffset(), end)) == planned
+    after = again.latestOffset(end, ALL)
+    assert ranges(again.partitions(end, after)) == [(1, 0, 7)]
+    new = streaming(source(**given))
+    with pytest.raises(SourceError, match=r"must name every partition\. Missing: orders/1"):
+        new.latestOffset(new.initialOffset(), ALL)
+
+
 @pytest.mark.parametrize("log_start", [0, 25])
 def test_streaming_query_repeating_its_first_micro_batch_of_a_new_stream_after_retention_raises_data_loss(
     access: Access, node: FakeNode, log_start: int
