@@ -41,7 +41,7 @@ from pyspark.sql.types import StructType
 
 from liftpy.client.client import Client
 from liftpy.core.base.ids import PartitionKey
-from liftpy.errors import ConfigError, DataLossError, LiftError, NotFoundError, UnavailableError
+from liftpy.errors import ConfigError, DataLossError, LiftError, NotFoundError, OutcomeUnknownError, UnavailableError
 from liftpy.spark.catalog import BOUNDS_AGE_S, Catalog
 from liftpy.spark.failures import with_error_code
 from liftpy.spark.offsets import (
@@ -325,14 +325,18 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _plan_with_new_views(self, start_at: StreamOffsets, plan: Callable[[], T]) -> T:
         """Return ``plan()``. If a stream was deleted since the newest views, call it again with new views.
 
-        The watch notices the deletion a moment later. Until then, the leader rejects requests for the range of the deleted stream.
-        ``start_at``: start of the micro-batch.
+        The watch notices the deletion a moment later. Until then, the leader rejects requests for the range of the deleted stream. If
+        the new stream has fewer partitions, no node answers the requests for the others. ``start_at``: start of the micro-batch.
         """
         try:
             return plan()
         except NotFoundError:
             self._open_catalog().views(known=(start_at,))
-            return plan()
+        except (UnavailableError, OutcomeUnknownError):
+            now = self._open_catalog().views(known=(start_at,))
+            if not find_recreated_streams(start_at.uids, _uids(now)):
+                raise
+        return plan()
 
     def _readable_starts(self, views: Views, starts: Bounds, ends: Bounds) -> Bounds:
         """Return ``starts`` for the limits of a micro-batch up to ``ends``: without deleted records, if their loss is no error.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from typing import Any
 
 import pytest
 
@@ -59,6 +60,32 @@ def test_spark_offset_watch_of_a_stream_that_was_just_recreated_returns_its_begi
         end = reader.latestOffset(start, reader.getDefaultReadLimit())
         begins, start = [begin for _, begin, _ in ranges(reader.partitions(start, end))], end
     assert (start["orders"]["uid"], begins[0]) == ("again", 0)
+
+
+@pytest.mark.parametrize("limit", [{"maxBytesPerTrigger": "1"}, {"minPartitions": "2"}])
+def test_spark_offset_watch_of_a_stream_that_was_just_recreated_with_fewer_partitions_returns_its_beginning(
+    source: Open, node: FakeNode, monkeypatch: pytest.MonkeyPatch, limit: dict[str, str]
+) -> None:
+    """No node answers the request for the size of the range in the missing partition."""
+    answer = FakeNode.answer
+
+    def answer_if_there(self: FakeNode, node: str, name: str, number: int, request: Any) -> Any:
+        assert number < len(self.streams[name].partitions), "an error in the callback leaves the request without an answer"
+        return answer(self, node, name, number, request)
+
+    monkeypatch.setattr(FakeNode, "answer", answer_if_there)
+    log = node.add_stream("orders", partitions=2).partitions[1]
+    for _ in range(3):
+        append(log, 10)
+    reader = streaming(source(startingOffsets="earliest", onRecreated="earliest", patience="0.5", **limit))
+    start = reader.latestOffset(reader.initialOffset(), ReadMaxRows(10))
+    reader.latestOffset(start, reader.getDefaultReadLimit())
+    append(node.add_stream("orders", uid="again").partitions[0], 10)
+    begins: list[int] = []
+    while not begins:
+        end = reader.latestOffset(start, reader.getDefaultReadLimit())
+        begins, start = [begin for _, begin, _ in ranges(reader.partitions(start, end))], end
+    assert (start["orders"]["uid"], begins) == ("again", [0, 5] if "minPartitions" in limit else [0])
 
 
 def test_spark_offset_watch_of_a_recreated_or_truncated_stream_ends_the_query_with_an_error(
