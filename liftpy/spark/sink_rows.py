@@ -24,6 +24,9 @@ from liftpy.spark.schema import did_you_mean
 
 _BYTES = (pa.binary(), pa.string(), pa.large_binary(), pa.large_string())
 _TEXT = (pa.string(), pa.large_string())
+_LARGE_HEADERS = pa.large_list(pa.struct([("key", pa.large_string()), ("value", pa.large_binary())]))
+_LARGE = {"key": pa.large_binary(), "value": pa.large_binary(), "headers": _LARGE_HEADERS, "stream": pa.large_string()}
+"""Column -> type with 64-bit offsets. The rows of a task may have more than 2 GiB in one column."""
 WRITTEN: dict[str, tuple[str, Callable[[pa.DataType], bool]]] = {
     "key": ("binary or string", lambda kind: kind in _BYTES),
     "value": ("binary or string", lambda kind: kind in _BYTES),
@@ -70,13 +73,11 @@ def check_schema(schema: pa.Schema, *, stream: str) -> None:
 def as_binary(batch: pa.RecordBatch) -> pa.Table:
     """Return the rows of ``batch`` in a standard form.
 
-    Keys and values are bytes, the columns have a fixed order, and ``topic`` is renamed to ``stream``.
+    Keys and values are bytes, the columns have a fixed order, and ``topic`` is renamed to ``stream``. Columns of variable size
+    have 64-bit offsets.
     """
     columns = {("stream" if name == "topic" else name): batch.column(name) for name in sorted(batch.schema.names)}
-    for name in ("key", "value"):
-        if name in columns:
-            columns[name] = columns[name].cast(pa.large_binary())
-    return pa.table(columns)
+    return pa.table({name: column.cast(_LARGE[name]) if name in _LARGE else column for name, column in columns.items()})
 
 
 def check_rows(rows: pa.Table, *, stream: str, tombstones: bool) -> None:

@@ -269,6 +269,19 @@ async def test_spark_sink_rejects_a_stream_without_acks(client: Client) -> None:
         await write(client, table_of(some(0)), Round("q", 0, 0), SinkOptions.parse({"stream": "silent"}))
 
 
+def test_spark_sink_rows_of_a_task_have_64_bit_offsets() -> None:
+    """maxTaskBytes may be more than 2 GiB, and Arrow cannot join such columns with 32-bit offsets."""
+    row = {"key": "k", "value": b"v", "headers": [{"key": "h", "value": b"1"}], "topic": "out"}
+    schema = pa.schema({"key": pa.string(), "value": pa.binary(), "headers": HEADERS, "topic": pa.string()})
+    rows = gather_rows([pa.RecordBatch.from_pylist([row, {**row, "headers": None}], schema)] * 2, SinkOptions.parse({}))
+    assert rows is not None
+    assert rows["headers"].to_pylist() == [row["headers"], None] * 2
+    pairs = rows.field("headers").type
+    kinds = [*(rows.field(name).type for name in ("key", "value", "stream")), *(one.type for one in pairs.value_type)]
+    assert pa.types.is_large_list(pairs)
+    assert [pa.types.is_large_binary(one) or pa.types.is_large_string(one) for one in kinds] == [True] * 5
+
+
 def test_spark_sink_task_buffer_is_bounded_in_bytes() -> None:
     batch = pa.record_batch({"value": pa.array([b"x" * 100] * 10)})
     assert gather_rows([], OPTIONS) is None
