@@ -207,7 +207,11 @@ def lost_of(
 ) -> list[AuditFinding] | None:
     """Return findings about records in ``dropped`` that no later record of the key replaces. None: the audit cannot decide.
 
-    ``one``: result for the partition so far. ``patience_s``: time limit without an answer, in seconds.
+    A replica that had a record may lack it by now, and its later records, too. Retention, a purge or compaction removed them during
+    the audit. The audit then cannot decide.
+
+    ``stream``: the stream after the comparison, so that it has the purges that began during the comparison. ``one``: result for the
+    partition so far. ``patience_s``: time limit without an answer, in seconds.
     """
     if stream.config.max_per_subject or stream.partitions[one.partition].purges or not stream.config.compaction:
         return None
@@ -222,12 +226,15 @@ def lost_of(
             if last
             else {}
         )
+        held = link.call(_still_held(link, one, dropped.keyless, patience_s), 10 * patience_s) if dropped.keyless else True
     except UnavailableError:
+        return None
+    if not held or any(newest.get(key, -1) < gap.offset for key, gap in last.items()):
         return None
     gaps = [
         (gap, f"its key is {key!r}", dropped.culprits(gap, has_key=True))
         for key, gap in last.items()
-        if newest.get(key, -1) <= gap.offset
+        if newest[key] == gap.offset
     ]
     gaps += [
         (gap, "it has no key, so that compaction keeps it", dropped.culprits(gap, has_key=False)) for gap in dropped.keyless
@@ -272,6 +279,22 @@ async def _newest(
                     (key, offset) for key, offset in zip(piece.keys(), piece.offsets().tolist(), strict=True) if key is not None
                 )
     return newest
+
+
+async def _still_held(link: ProcessConnection, one: PartitionAudit, gaps: Iterable[Gap], patience_s: float) -> bool:
+    """Return whether each record in ``gaps`` is still on a replica that had it. ``patience_s``: time limit in seconds."""
+    transport = await link.transport(patience_s)
+    for gap in gaps:
+        replica = ReplicaAddress(
+            stream=one.stream, uid=one.uid, partition=one.partition, node=gap.holding[0], patience_s=patience_s
+        )
+        try:
+            batches, _ = await ReplicaReads(transport, link.subjects, replica).batches(gap.offset)
+            if ReplicaRecords.of(batches, gap.offset, gap.offset + 1).at(gap.offset) < 0:
+                return False
+        except (ReplicaUnavailableError, DamagedRecordsError, CorruptionError):
+            return False
+    return True
 
 
 def _filters(keys: Iterable[bytes]) -> Iterable[list[bytes]]:
@@ -367,11 +390,12 @@ def audit(
         raise ConfigError(f"patience_s = {patience_s} (--timeout) is outside 0.1..3600. Choose a value in this range.")
     link = link_to(access)
 
+    async def described() -> tuple[StreamImage, ...]:
+        requests = MetadataRequests(await link.transport(_METADATA_PATIENCE_S), link.subjects, _METADATA_PATIENCE_S)
+        return await newest_streams(requests, wanted, internal=internal)
+
     async def planned() -> list[tuple[StreamImage, PartitionAudit]]:
-        transport = await link.transport(_METADATA_PATIENCE_S)
-        streams = await newest_streams(
-            MetadataRequests(transport, link.subjects, _METADATA_PATIENCE_S), wanted, internal=internal
-        )
+        transport, streams = await link.transport(_METADATA_PATIENCE_S), await described()
         pairs = [
             (stream, state) for stream in streams for state in stream.partitions if wanted.takes(stream.name, state.partition)
         ]
@@ -386,11 +410,15 @@ def audit(
         key = (span.stream, span.partition)
         _add(by_key[key], done)
         dropped.setdefault(key, DroppedRecords()).add(done.dropped)
-    for stream, one in plan:
-        dropped_here = dropped.get((one.stream, one.partition))
-        if dropped_here is not None and dropped_here.count:
+    dropped = {key: own for key, own in dropped.items() if own.count}
+    now: dict[str, StreamImage] = {}
+    with contextlib.suppress(UnavailableError):  # the audit then only counts the dropped records
+        now = {stream.uid: stream for stream in link.call(described(), 2 * _METADATA_PATIENCE_S)} if dropped else {}
+    for _, one in plan:
+        if (dropped_here := dropped.get((one.stream, one.partition))) is not None:
             one.dropped = dropped_here.count
-            lost = lost_of(link, stream, one, dropped_here, patience_s)
+            stream_now = now.get(one.uid)
+            lost = None if stream_now is None else lost_of(link, stream_now, one, dropped_here, patience_s)
             one.dropped_checked = lost is not None
             one.findings += lost or ()
     return AuditReport([one for _, one in plan])

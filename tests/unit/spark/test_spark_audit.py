@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from liftpy.core.base.partition import Purge
+from liftpy.core.metadata.image import StreamImage
 from liftpy.core.wire.batch import build_filler, parse_batch
 from liftpy.core.wire.batch_columns import Mask
 from liftpy.core.wire.filters import keep_records
@@ -329,6 +331,40 @@ def test_spark_audit_allows_a_replica_to_have_deleted_a_tombstone(access: Access
         serve(node, log(), **{without: compacted(log(), lambda o: o < 2)})
         report = look(access)
         assert (report.findings, report.partitions[0].dropped) == ([], 2)
+
+
+@pytest.mark.parametrize("has_keys", [True, False])
+def test_spark_audit_of_records_that_were_deleted_during_the_audit_reports_no_findings(
+    access: Access, node: FakeNode, has_keys: bool
+) -> None:
+    """No replica has the records anymore, and with keys their later records are gone, too."""
+    log = replace(keyed() if has_keys else log_of([10] * 20), compacted=True)
+    serve(node, log, n2=compacted(keyed() if has_keys else log_of([10] * 20), lambda o: o == 3))
+
+    def delete(_done: int, _spans: int) -> None:
+        log.log_start_offset = 200
+
+    one = look(access, tell=delete, patience_s=0.5).partitions[0]
+    assert (one.findings, one.dropped, one.dropped_checked) == ([], 1, False)
+
+
+def test_spark_audit_of_a_purge_that_began_during_the_audit_reports_no_findings(
+    access: Access, node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One replica has deleted the record, the others will."""
+    serve(node, replace(keyed(), compacted=True), n2=compacted(keyed(), lambda o: o == 195))
+    described, began = audit_module.newest_streams, []
+
+    async def with_purge(*given: Any, **more: Any) -> tuple[StreamImage, ...]:
+        streams = await described(*given, **more)
+        purges = (Purge(number=1, keys=(b"k6",), end_offset=200),) if began else ()
+        return tuple(
+            replace(one, partitions=tuple(replace(state, purges=purges) for state in one.partitions)) for one in streams
+        )
+
+    monkeypatch.setattr(audit_module, "newest_streams", with_purge)
+    one = look(access, tell=lambda *_: began.append(1)).partitions[0]
+    assert (one.findings, one.dropped, one.dropped_checked) == ([], 1, False)
 
 
 def test_spark_audit_above_its_key_limit_only_counts_records_missing_through_compaction(
