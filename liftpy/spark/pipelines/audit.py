@@ -48,7 +48,7 @@ from liftpy.core.metadata.image import StreamImage
 from liftpy.core.wire.batch import RecordBatch
 from liftpy.core.wire.filters import MAX_FILTER_BYTES, MAX_KEYS, Filter
 from liftpy.core.wire.subjects import Subjects
-from liftpy.errors import ConfigError, CorruptionError, UnavailableError
+from liftpy.errors import ConfigError, CorruptionError, OffsetOutOfRangeError, UnavailableError
 from liftpy.nats.transport import Transport
 from liftpy.spark.catalog import newest_streams
 from liftpy.spark.options import Access, Selection
@@ -530,6 +530,11 @@ def audit_span(access: Access, span: AuditSpan) -> SpanAudit:
     return link.call(run(), 20 * span.patience_s + len(span.nodes) * offsets / _SLOWEST_OFFSETS_S)
 
 
+async def _read_blocks(readers: Mapping[str, BatchBlocks], end: int) -> dict[str, ReplicaBlock]:
+    """Read the next block of each replica, up to ``end`` (exclusive). ``readers``: by node."""
+    return dict(zip(readers, await asyncio.gather(*(one.block(end) for one in readers.values())), strict=True))
+
+
 class _SpanComparison:
     def __init__(self, transport: Transport, subjects: Subjects, span: AuditSpan) -> None:
         self._transport = transport
@@ -538,6 +543,8 @@ class _SpanComparison:
         self._found = SpanAudit({node: ReplicaAudit(state="compared") for node in span.nodes})
         self._known: set[tuple[str, int, str]] = set()
         self._asked: list[ReplicaReads] = []
+        self._log_start_offset = span.start_offset if span.is_first else -1
+        """First offset that is read from the start of the log, where a batch may begin earlier. -1: there is none."""
 
     def _reads(self, node: str) -> ReplicaReads:
         span = self._span
@@ -554,9 +561,16 @@ class _SpanComparison:
         """
         span = self._span
         readers = {node: BatchBlocks(self._reads(node), span.start_offset, from_log_start=span.is_first) for node in span.nodes}
-        for start in range(span.start_offset, span.end_offset, BLOCK_OFFSETS):
-            end = min(start + BLOCK_OFFSETS, span.end_offset)
-            blocks = dict(zip(readers, await asyncio.gather(*(one.block(end) for one in readers.values())), strict=True))
+        for begin in range(span.start_offset, span.end_offset, BLOCK_OFFSETS):
+            end = min(begin + BLOCK_OFFSETS, span.end_offset)
+            start = min(max(begin, self._log_start_offset), end)
+            blocks = await _read_blocks(readers, end)
+            if any(block.away.startswith(OffsetOutOfRangeError.code) for block in blocks.values()):
+                log_start = await self._largest_log_start(readers)
+                if log_start > start:  # retention has deleted records of the span since the audit was planned
+                    self._log_start_offset, start = log_start, min(log_start, end)
+                    readers = {node: BatchBlocks(self._reads(node), log_start, from_log_start=True) for node in readers}
+                    blocks = await _read_blocks(readers, end)
             for node, block in blocks.items():
                 self._note(node, block)
                 if block.away:
@@ -565,6 +579,14 @@ class _SpanComparison:
         for reads in self._asked:
             self._found.dropped.learn_ends(reads.replica.node, CompactionProgress(reads.compacted_end, reads.deletes_end))
         return self._found
+
+    async def _largest_log_start(self, nodes: Iterable[str]) -> int:
+        """Return the largest log start of the replicas on ``nodes``. Replicas that do not answer are left out."""
+        starts = [-1]
+        for node in nodes:
+            with contextlib.suppress(ReplicaUnavailableError, DamagedRecordsError):
+                starts.append((await self._reads(node).bounds()).log_start_offset)
+        return max(starts)
 
     def _note(self, node: str, block: ReplicaBlock) -> None:
         one = self._found.replicas[node]
@@ -601,7 +623,7 @@ class _SpanComparison:
             return
         middle = (part.start + part.end) // 2
         for start, end in ((part.start, middle), (middle, part.end)):
-            first = self._span.is_first and start == self._span.start_offset
+            first = start == self._log_start_offset
             again = [BatchBlocks(self._reads(node), start, from_log_start=first).block(end) for node in whole]
             await self._compare_digests(_SpanPart(start, end, dict(zip(whole, await asyncio.gather(*again), strict=True))))
 

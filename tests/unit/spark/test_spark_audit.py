@@ -226,6 +226,28 @@ def test_spark_audit_compares_from_the_highest_log_start_to_the_lowest_high_wate
     assert (one.replicas["n1"].log_start_offset, one.replicas["n2"].high_watermark) == (50, 449)
 
 
+@pytest.mark.parametrize("log_start", [60, 700, 16_600, END])
+@pytest.mark.parametrize("is_equal", [True, False])
+def test_spark_audit_continues_after_retention_deleted_records_during_the_audit(
+    access: Access, node: FakeNode, monkeypatch: pytest.MonkeyPatch, log_start: int, is_equal: bool
+) -> None:
+    """Not all replicas have deleted the same records yet. Those that all replicas have are compared."""
+    serve(node, log_of(SIZES), **({} if is_equal else {"n3": log_of(SIZES, at(20_000, b"x"))}))
+    answer = FakeNode.answer
+
+    def answer_late(self: FakeNode, name: str, stream: str, number: int, request: Any) -> Any:
+        if not request.boundsOnly:
+            node.trimmed = {"n1": log_start, "n2": min(log_start, 650)}
+        return answer(self, name, stream, number, request)
+
+    monkeypatch.setattr(FakeNode, "answer", answer_late)
+    monkeypatch.setattr(audit_module, "LEAF_BYTES", 1 << 10)
+    report = look(access, patience_s=0.5)
+    assert report.is_proven
+    assert report.partitions[0].compared == ["n1", "n2", "n3"]
+    assert [found.offset for found in report.findings] == ([] if is_equal or log_start == END else [20_000])
+
+
 def test_spark_audit_with_one_reachable_replica_reports_the_partition_as_not_proven(access: Access, node: FakeNode) -> None:
     serve(node, log_of([50]))
     node.silent = {"n2", "n3"}
