@@ -174,6 +174,8 @@ class FetchRules:
         files: True if files of replicas on this host are read.
         expects_files: True if the reader logs a warning when records do not come from files.
         left_out: Columns that are not wanted (``liftpy.core.wire.filters``).
+        note_loss: Function of a text about deleted records that the reader skips, and of their first offset and their end. It may be
+            called twice for the same records. None: the reader only logs the warning.
     """
 
     patience_s: float = 30.0
@@ -182,6 +184,7 @@ class FetchRules:
     files: bool = False
     expects_files: bool = False
     left_out: int = 0
+    note_loss: Callable[[str, int, int], None] | None = None
 
 
 class Strategy(Protocol):
@@ -896,6 +899,8 @@ async def _after_loss(reader: PartitionReader, progress: ReadProgress, span: _Sp
     if span.rules.fail_on_data_loss:
         raise DataLossError(f"{text}. Start from existing records, or set failOnDataLoss=false.")
     _logger.warning("%s; skipping them, because failOnDataLoss is false", text)
+    if span.rules.note_loss is not None:
+        span.rules.note_loss(text, progress.next_offset, lost_end)
     progress.next_offset = lost_end
 
 

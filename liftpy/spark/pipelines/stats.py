@@ -242,6 +242,7 @@ def stats(
         if not one.records:
             one.start_offset = piece.start_offset
         one.join(measured)
+        losses += measured.losses.values()
     _as_wide(one.measures for one in totals.values())
     return StatsReport(list(totals.values()), losses)
 
@@ -258,7 +259,7 @@ def measure_range(access: Access, width_ns: int, patience_s: float, planned: Pla
         width_ns=width_ns or WIDTHS_NS[0],
         is_fixed=bool(width_ns),
     )
-    rules = FetchRules(patience_s=patience_s, fail_on_data_loss=False)
+    rules = FetchRules(patience_s=patience_s, fail_on_data_loss=False, note_loss=range_stats.note_loss)
     for pieces in RangeReader(link_to(access), planned, rules, [RetryingRequests]).read():
         for piece in one_by_one(pieces):
             range_stats.add(piece)
@@ -387,6 +388,8 @@ class RangeStats:
         sizes: int64[32], number of values with 0, 1, 2-3, 4-7... bytes.
         largest: Size of the largest value, in bytes.
         subjects: Number of records per subject.
+        losses: Text about records that retention deleted before they were read, by their first offset and their end. ``missing``
+            does not count them.
     """
 
     start_offset: int
@@ -403,6 +406,7 @@ class RangeStats:
     back_steps: int = 0
     sizes: NDArray[np.int64] = field(default_factory=lambda: np.zeros(_SIZES, dtype=np.int64))
     subjects: Counter[str] = field(default_factory=Counter)
+    losses: dict[tuple[int, int], str] = field(default_factory=dict)
 
     @property
     def records(self) -> int:
@@ -505,9 +509,14 @@ class RangeStats:
                 )
             self.widen(WIDTHS_NS[WIDTHS_NS.index(self.width_ns) + 1])
 
+    def note_loss(self, text: str, start_offset: int, end_offset: int) -> None:
+        """Store that the records from ``start_offset`` (inclusive) to ``end_offset`` (exclusive) were deleted before they were read."""
+        self.losses[start_offset, end_offset] = text
+
     def finish(self) -> None:
         """Calculate the number of missing offsets. Call it after the last record."""
-        self.missing = self.end_offset - self.start_offset - self.records
+        lost = sum(end - start for start, end in self.losses)
+        self.missing = self.end_offset - self.start_offset - self.records - lost
 
     def size_below(self, share: float) -> int:
         """Return a size that the given ``share`` of the values do not exceed.

@@ -63,6 +63,27 @@ def measured(batches: list[RecordBatch], start: int, end: int, **more: Any) -> R
     return found
 
 
+def test_spark_stats_lists_records_that_retention_deletes_during_the_run(
+    access: Access, node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = node.add_stream("orders").partitions[0]
+    for first in range(0, 50, 10):
+        log.append(build_batch([b"x"] * 10, base_offset=first, leader_epoch=1, timestamp_ns=S))
+    answer = FakeNode.answer
+
+    def answer_late(self: FakeNode, name: str, stream: str, number: int, request: Any) -> Any:
+        if not request.boundsOnly:
+            log.log_start_offset = 20
+        return answer(self, name, stream, number, request)
+
+    monkeypatch.setattr(FakeNode, "answer", answer_late)
+    report = stats(access, ORDERS, patience_s=5.0)
+    (one,) = report.partitions
+    assert (one.measures.records, one.measures.missing) == (30, 0)
+    assert len(report.losses) == 1
+    assert "offsets [0, 20) were deleted" in report.losses[0]
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_spark_stats_of_a_batch_equal_counts_made_record_by_record(seed: int) -> None:
     batches = some_batches(seed)
