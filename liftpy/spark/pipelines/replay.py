@@ -296,6 +296,7 @@ def replay(spark: SparkSession, plan: ReplayPlan, tell: Callable[[int], None] = 
         The result of each part.
 
     Raises:
+        NotFoundError: The target was deleted and created again during the replay.
         LiftError: The error of a task.
 
     Example:
@@ -303,9 +304,20 @@ def replay(spark: SparkSession, plan: ReplayPlan, tell: Callable[[int], None] = 
 
         replay(spark, ReplayPlan(stream="orders", target="orders-again", name="june", table="/data/orders"))
     """
-    shares = shares_to_replay(plan)
+    shares, uid = shares_to_replay(plan), _target_uid(plan)
     with watch_in_thread(partial(_watch, plan, tell), "liftpy-replay"):
-        return spread(partial(replay_share, plan, len(shares)), shares, spark=spark)
+        done = spread(partial(replay_share, plan, len(shares)), shares, spark=spark)
+    if _target_uid(plan) != uid:
+        raise NotFoundError(
+            f"Target {plan.target} was deleted and created again during the replay. It lacks records. Create the target "
+            "again, and run the replay again."
+        )
+    return done
+
+
+def _target_uid(plan: ReplayPlan) -> str:
+    options = SourceOptions.parse({**plan.source, "stream": plan.target})
+    return next(iter(Catalog(link_to(options.access), options).views().values())).uid
 
 
 def _watch(plan: ReplayPlan, tell: Callable[[int], None], over: threading.Event) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,6 +21,7 @@ from liftpy.spark.pipelines.replay import (
     RateLimit,
     ReplayPlan,
     files_of,
+    replay,
     shares_of_files,
     shares_to_replay,
     views_of,
@@ -37,6 +39,29 @@ TAG = "0123456789ab"
 
 def path(start: int, end: int, partition: int = 0, stream: str = "orders") -> str:
     return "/t/" + FileName(stream, partition, start, end, TAG).path
+
+
+@pytest.mark.parametrize("is_recreated", [True, False])
+def test_spark_replay_into_a_target_that_is_recreated_during_the_run_raises_not_found(
+    access: Access, node: FakeNode, is_recreated: bool
+) -> None:
+    """The new target lacks the records of the tasks that had ended."""
+    node.add_stream("orders").partitions[0].append(build_batch([b"x"], base_offset=0, leader_epoch=1))
+    node.add_stream("copies", uid="first")
+
+    def collect() -> list[str]:
+        node.add_stream("copies", uid="second" if is_recreated else "first")
+        return ["done"]
+
+    spark = MagicMock()
+    spark.sparkContext.parallelize.return_value.map.return_value.collect = collect
+    options = {"nats": access.servers, "namespace": access.namespace, "patience": "3"}
+    plan = ReplayPlan(stream="orders", target="copies", name="again", source=options)
+    if is_recreated:
+        with pytest.raises(NotFoundError, match="Target copies was deleted and created again during the replay"):
+            replay(spark, plan)
+    else:
+        assert replay(spark, plan) == ["done"]
 
 
 def test_spark_replay_task_gets_the_files_of_its_offset_range_in_order() -> None:
