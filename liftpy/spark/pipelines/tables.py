@@ -8,6 +8,7 @@ the newest ``state``. That fences concurrent archives. Both formats need no jars
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib.util
 import itertools
@@ -27,7 +28,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from liftpy.core.base.ids import check_name, is_internal
-from liftpy.errors import ConfigError, DataLossError, FencedError, LiftError, NotFoundError, StorageError
+from liftpy.errors import ConfigError, DataLossError, FencedError, LiftError, NoSpaceError, NotFoundError, StorageError
 
 FORMATS = {"delta": "deltalake", "iceberg": "pyiceberg"}
 """Format of a table -> package that writes it."""
@@ -68,6 +69,9 @@ _NO_RETRY = {"commit.retry.num-retries": "0"}
 """Property that ends pyiceberg's own retry. It would use a newer snapshot, with marks that may be wrong."""
 _MAPPING, _PHYSICAL_NAME = "delta.columnMapping.mode", "delta.columnMapping.physicalName"
 _DELETES = "deletionVectors"
+_DISK_FULL = f"os error {errno.ENOSPC}"
+"""Part of the text of delta-rs if the disk is full."""
+_COLOR, _BACKTRACE = re.compile(r"\x1b\[[0-9;]*m"), re.compile(r"\d+: ")
 _ADDING = ("WRITE", "CREATE TABLE")
 _US_PER_MS = 1000
 
@@ -548,6 +552,23 @@ def state_of(table: Table, marks: Iterable[str] = ()) -> TableState:
     return state
 
 
+def _storage_error(kind: str, root: Path, error: Exception) -> StorageError:
+    """Return the error of a table that cannot be read or written. It is NoSpaceError if the disk is full."""
+    is_full = getattr(error, "errno", 0) == errno.ENOSPC or _DISK_FULL in str(error)
+    return (NoSpaceError if is_full else StorageError)(
+        f"Cannot read or write {kind} table {root}: {_one_line(error)}. Check the path, its permissions and the disk."
+    )
+
+
+def _one_line(error: Exception) -> str:
+    """Return the text of an error of a table package in one line, because Spark reports only the first line.
+
+    delta-rs colors its texts, and adds a backtrace.
+    """
+    lines = (line.strip(" \t\u21b3.") for line in _COLOR.sub("", str(error)).splitlines())
+    return ": ".join(line for line in lines if line and not _BACKTRACE.match(line))
+
+
 def _deleted_rows_error(root: Path, what: str) -> ConfigError:
     return ConfigError(
         f"Another program has deleted rows of table {root}, and marks them with {what}. liftpy would read the deleted rows. Rewrite "
@@ -614,11 +635,11 @@ class DeltaDirectory(Table):
                 except CommitFailedError as error:
                     if DeltaTable(str(self.root)).version() == version:
                         raise ConfigError(
-                            f"Cannot write to table {self.root}: {error}. Another program has given the table a feature or a property "
-                            "that liftpy does not support. Remove it from the table, or use another table."
+                            f"Cannot write to table {self.root}: {_one_line(error)}. Another program has given the table a "
+                            "feature or a property that liftpy does not support. Remove it from the table, or use another table."
                         ) from error
                     raise FencedError(
-                        f"Another archive writes to table {self.root}: {error}. Only one archive may write to a table: stop "
+                        f"Another archive writes to table {self.root}: {_one_line(error)}. Only one archive may write to a table: stop "
                         "the other one."
                     ) from error
             self._seen = DeltaTable(str(self.root))
@@ -742,9 +763,7 @@ def _delta_errors(root: Path) -> Iterator[None]:
     try:
         yield
     except (DeltaError, OSError) as error:
-        raise StorageError(
-            f"Cannot read or write Delta table {root}: {error}. Check the path, its permissions and the disk."
-        ) from error
+        raise _storage_error("Delta", root, error) from error
 
 
 def _adds(commit: dict[str, Any]) -> bool:
@@ -832,7 +851,7 @@ class IcebergDirectory(Table):
                 self._own = self._seen.metadata_location
             except (CommitFailedException, TableAlreadyExistsError) as error:
                 raise FencedError(
-                    f"Another archive writes to table {self.root}: {error}. Only one archive may write to a table: stop "
+                    f"Another archive writes to table {self.root}: {_one_line(error)}. Only one archive may write to a table: stop "
                     "the other one."
                 ) from error
             return int(self._seen.metadata.last_sequence_number)
@@ -923,9 +942,7 @@ def _iceberg_errors(root: Path) -> Iterator[None]:
     except (CommitFailedException, TableAlreadyExistsError, LiftError):
         raise
     except Exception as error:  # pyiceberg has no common class of errors, and damaged files raise many kinds
-        raise StorageError(
-            f"Cannot read or write Iceberg table {root}: {error}. Check the path, its permissions and the disk."
-        ) from error
+        raise _storage_error("Iceberg", root, error) from error
 
 
 KINDS: dict[str, Callable[[Path], Table]] = {"delta": DeltaDirectory, "iceberg": IcebergDirectory}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import struct
 from collections.abc import Callable
@@ -461,4 +462,39 @@ def test_spark_archive_of_an_iceberg_table_with_damaged_metadata_raises_storage_
     for file in (Path(plan.table) / "metadata").glob(name):
         file.write_bytes(b"x")
     with pytest.raises(StorageError, match="Cannot read or write Iceberg table"):
+        table_at(plan.table).state()
+
+
+def test_spark_archive_commit_on_a_full_disk_raises_no_space_error_in_one_line(
+    plan: ArchivePlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark reports only the first line. The text of Delta is that of delta-rs on a full disk."""
+    if plan.kind == "delta":
+        from deltalake.exceptions import DeltaError
+
+        lines = (
+            "Generic LocalFileSystem error",
+            "  \x1b[31m\u21b3\x1b[0m Unable to copy data to file",
+            "   No space left (os error 28)\n",
+        )
+        changed, error = "deltalake.DeltaTable.create_write_transaction", DeltaError("\n".join(lines))
+    else:
+        changed, error = "pyiceberg.table.Transaction.add_files", OSError(errno.ENOSPC, "No space left")
+    run = archive_batches(plan, 0)
+    with monkeypatch.context() as full:
+        full.setattr(changed, MagicMock(side_effect=error))
+        with pytest.raises(Exception, match=r"^\[NO_SPACE\] Cannot .*No space left.*the disk\.$") as raised:
+            run.commit(1)
+    assert "\x1b" not in str(raised.value)
+    run.commit(1)
+    assert offsets_in(plan.table) == list(range(20))
+
+
+@pytest.mark.parametrize("kind", ["delta"], indirect=True)
+def test_spark_archive_of_a_damaged_delta_log_raises_storage_error_in_one_line(plan: ArchivePlan) -> None:
+    archive_batches(plan, 0, 1)
+    (Path(plan.table) / "_delta_log" / f"{1:020d}.json").write_text('{"add": 3')
+    with pytest.raises(
+        StorageError, match=r"^Cannot read or write Delta table .* Check the path, its permissions and the disk\.$"
+    ):
         table_at(plan.table).state()
