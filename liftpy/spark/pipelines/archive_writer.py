@@ -68,19 +68,20 @@ def write_range(
     )
     with _storage_errors(final):
         if not final.exists():
-            oldest = newest = 0
+            oldest: int | None = None
+            newest = 0
 
             def noted() -> Iterator[pa.RecordBatch]:
                 nonlocal oldest, newest
                 for batch in batches:
                     if "timestamp" in schema.names and batch.num_rows:
                         bounds = pc.min_max(batch["timestamp"].cast(pa.int64()))
-                        oldest = min(oldest or bounds["min"].as_py(), bounds["min"].as_py())
+                        oldest = min(bounds["min"].as_py(), bounds["min"].as_py() if oldest is None else oldest)
                         newest = max(newest, bounds["max"].as_py())
                     yield batch
 
             def description(rows: int) -> dict[str, str]:
-                described = replace(written, path=name.path, record_count=rows, oldest_us=oldest, newest_us=newest)
+                described = replace(written, path=name.path, record_count=rows, oldest_us=oldest or 0, newest_us=newest)
                 return {_RANGE_METADATA_KEY.decode(): json.dumps(asdict(described))}
 
             rows, _ = write_file(final, noted(), schema, writing.compression, description)

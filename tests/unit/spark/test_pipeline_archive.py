@@ -318,6 +318,14 @@ def test_spark_archive_file_age_does_not_depend_on_the_local_clock(tmp_path: Pat
     assert list(archive._list_files(tmp_path / "none")) == []
 
 
+def test_spark_archive_statistics_include_a_record_of_1970(tmp_path: Path) -> None:
+    """A leader may have started without a clock. Readers skip files by these statistics."""
+    given = [pa.record_batch([["orders"], [offset], [offset * 5000]], schema=SCHEMA) for offset in range(3)]
+    written = write_range(replace(PLANNED, start_offset=0, end_offset=3), given, SCHEMA, WriterSettings(str(tmp_path)))
+    assert stats_of(written)["minValues"]["timestamp"] == "1970-01-01T00:00:00.000Z"
+    assert stats_of(written)["maxValues"]["timestamp"] == "1970-01-01T00:00:00.010Z"
+
+
 def test_spark_archive_statistics_include_every_record() -> None:
     one = replace(part(3, 9), oldest_us=1_700_000_000_123_999, newest_us=1_700_000_000_999_001)
     found = stats_of(one)
