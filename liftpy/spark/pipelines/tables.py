@@ -883,9 +883,12 @@ class IcebergDirectory(Table):
 
     def only_added_to(self) -> bool:
         with _iceberg_errors(self.root):
-            snapshots = self._catalog().load_table(NAME).metadata.snapshots
-            appends = [one.summary is not None and one.summary.operation.value == "append" for one in snapshots]
-            return all(appends) and (not snapshots or snapshots[0].parent_snapshot_id is None)
+            metadata = self._catalog().load_table(NAME).metadata
+            ancestors = _ancestors(metadata)
+            if len(ancestors) < len(metadata.snapshots):  # the table was set back, or has a branch
+                return False
+            appends = [one.summary is not None and one.summary.operation.value == "append" for one in ancestors]
+            return all(appends) and (not ancestors or ancestors[-1].parent_snapshot_id is None)
 
     def check_deleted_rows(self) -> None:
         with _iceberg_errors(self.root):
@@ -901,11 +904,7 @@ class IcebergDirectory(Table):
         with _iceberg_errors(self.root):
             metadata = self._seen.metadata
             known = {one.snapshot_id: one for one in metadata.snapshots}
-            ancestors: list[Any] = []
-            snapshot = known.get(metadata.current_snapshot_id)
-            while snapshot is not None:
-                ancestors.append(snapshot)
-                snapshot = known.get(snapshot.parent_snapshot_id)
+            ancestors = _ancestors(metadata)
             # expired snapshots have no parents, so that snapshots before them seem to be lost
             oldest = ancestors[-1].sequence_number if ancestors and ancestors[-1].parent_snapshot_id is not None else 0
             was_current = {entry.snapshot_id for entry in metadata.snapshot_log} - {one.snapshot_id for one in ancestors}
@@ -926,6 +925,16 @@ class IcebergDirectory(Table):
             for entry in one.fetch_manifest_entry(self._seen.io, discard_deleted=True)
         )  # fmt: skip
         return ["/".join(entry.data_file.file_path.split("/")[-2:]) for entry in entries]
+
+
+def _ancestors(metadata: Any) -> list[Any]:
+    """Return the current snapshot of an Iceberg table and the snapshots that it is based on, newest first."""
+    known = {one.snapshot_id: one for one in metadata.snapshots}
+    ancestors, snapshot = [], known.get(metadata.current_snapshot_id)
+    while snapshot is not None:
+        ancestors.append(snapshot)
+        snapshot = known.get(snapshot.parent_snapshot_id)
+    return ancestors
 
 
 def _files(table: Any, snapshot: int | None = None) -> dict[str, int]:

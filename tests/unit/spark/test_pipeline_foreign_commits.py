@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import struct
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -171,6 +172,21 @@ def test_spark_archive_of_a_table_that_was_set_back_raises_data_loss(plan: Archi
     accepts = replace(plan, source={**plan.source, "failOnDataLoss": "false"})
     Archive(accepts).commit(0, "new", 3)
     assert offsets_in(plan.table) == [*range(10), *range(30, 40)]
+
+
+def test_spark_archive_of_a_table_that_was_set_back_keeps_the_files_of_the_newer_version(plan: ArchivePlan) -> None:
+    """The user may restore the newer version."""
+    archive_batches(plan, 0, 1)
+    go_to(Path(plan.table), 0)
+    for file in (Path(plan.table) / "data").rglob("*.parquet"):
+        os.utime(file, (1, 1))
+    kept = replace(plan, orphan_age_s=0.0)
+    with pytest.raises(DataLossError, match="set table"):
+        Archive(kept)
+    Archive(replace(kept, source={**plan.source, "failOnDataLoss": "false"}))
+    go_to(Path(plan.table), 1)
+    archive_batches(plan, 2)
+    assert offsets_in(plan.table) == list(range(30))
 
 
 @pytest.mark.parametrize("is_gone_back_twice", [False, True])
