@@ -310,10 +310,6 @@ def hide_iceberg_row(root: Path, row: int) -> None:
         def content(self) -> ManifestContent:
             return ManifestContent.DELETES
 
-        @property
-        def _meta(self) -> dict[str, str]:
-            return {**super()._meta, "content": "deletes"}
-
     catalog = catalog_in(root)
     table = catalog.load_table("liftpy.archive")
     parent, number = table.current_snapshot(), 77
