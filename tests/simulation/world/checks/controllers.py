@@ -149,7 +149,10 @@ def _wrong_sizes(held: dict[str, dict[str, Any]], up: list[NodeProcess]) -> list
 
 
 async def _wrong_events(client: Client, voters: list[str]) -> list[str]:
-    """Compare the events of the cluster that controllers report. One that has read a snapshot knows only those after it."""
+    """Compare the events of the cluster that controllers report. One that has read a snapshot knows only those after it.
+
+    The detail of an event may name a cause that lies before the snapshot.
+    """
     events: dict[str, dict[tuple[int, int], dict[str, Any]]] = {}
     begins = []
     for name in voters:
@@ -159,7 +162,7 @@ async def _wrong_events(client: Client, voters: list[str]) -> list[str]:
             places = [(event["index"], event["number"]) for event in answer["events"]]
             if places != sorted({place for place in places if place > after}):
                 return [f"events of {name} after {after} are at {places}"]
-            found.update(zip(places, answer["events"], strict=True))
+            found.update(zip(places, ({**event, "detail": ""} for event in answer["events"]), strict=True))
             after, more = max(places, default=after), answer["more"] and bool(places)
         begins.append(answer["begins"])
     first = max(begins)
