@@ -50,7 +50,7 @@ _PUBLISH_EVERY_S = 0.01
 NAMES = {
     "kill": ({"NodeDown", "UnderReplicated"}, {"FailoverSlow"}),
     "slow disk": ({"FlushSlow"}, {"AckSlow", "UnderReplicated", "IsrFlapping"}),
-    "cut": ({"NatsLost", "UnderReplicated"}, {"BusFlapping"}),
+    "cut": ({"NatsLost", "UnderReplicated"}, {"BusFlapping", "NodeFenced"}),
     "disk full": ({"DiskFull"}, {"DiskFilling", "UnderReplicated"}),
     "too few nodes": ({"StreamWaits"}, set()),
     "group without a commit": ({"GroupStuck"}, set()),

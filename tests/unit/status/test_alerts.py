@@ -197,6 +197,11 @@ CASES: dict[str, Case] = {
     ),
     "DamagedSegments": Case(gauge("damaged_segments_total", (3, 5), (4, 40)), 4, 6, 20, NODE),
     "NodeDown": Case({f"up{{{N1}}}": ((1, 5), (0, 5), (1, 5)), 'up{job="other",instance="x"}': ((0, 15),)}, 5.5, 7, 11, NODE),
+    "NodeFenced": Case(
+        gauge("cluster_nodes", (0, 5), (1, 10), (0, 5), labels=',state="fenced"')
+        | gauge("cluster_nodes", (3, 20), labels=',state="live"'),
+        9, 11, 16, JOB,
+    ),
     "UnderReplicated": Case(gauge("partitions_under_replicated", (0, 5), (1, 10), (0, 5)), 9, 11, 16, JOB),
     "IsrFlapping": Case(gauge("isr_shrinks_total", (0, 5), (3, 5), (6, 40)), 7, 11, 30, NODE),
     "AckSlow": Case(slow("ack_duration_seconds", "0.256", "0.512", ',policy="all"'), 22, 35, 70, NODE),
@@ -267,6 +272,11 @@ OTHER_HALVES = {
     "DiskFilling": Case(DISK | gauge("disk_free_bytes", (50, 5), (14, 30), (50, 5)), 19, 21, 36, NODE),
 }  # fmt: skip
 """Of alerts that have two."""
+DOWN_AND_FENCED = Case(
+    {f"up{{{N1}}}": ((1, 5), (0, 10), (1, 5))} | gauge("cluster_nodes", (0, 5), (1, 10), (0, 5), labels=',state="fenced"'),
+    5.5, 12, 16, NODE,
+)  # fmt: skip
+"""Prometheus sees that the fenced node is down: one page is enough."""
 AT_A_START = Case(
     gauge("damaged_segments_total", (nan, 6), (1, 40)) | gauge("uptime_seconds", (nan, 6), *growing(60, 40, 30)), 5, 7, 25, NODE
 )
@@ -324,7 +334,10 @@ def test_alert_rules_are_accepted_by_promtool() -> None:
 
 @needs_promtool
 def test_alert_fires_only_for_its_fault_after_its_delay_and_resolves(tmp_path: Path) -> None:
-    paths, all_of_them = [], [*CASES.items(), *OTHER_HALVES.items(), ("DamagedSegments", AT_A_START)]
+    paths, all_of_them = (
+        [],
+        [*CASES.items(), *OTHER_HALVES.items(), ("DamagedSegments", AT_A_START), ("NodeDown", DOWN_AND_FENCED)],
+    )
     for every_min, evaluated in ((1, "30s"), (4, "4m")):
         asked = {
             "rule_files": [str(path) for path in sorted(FOLDER.glob("*.yml"))],
