@@ -38,11 +38,21 @@ def test_grafana_expressions_use_existing_metrics_and_labels(path: Path) -> None
             assert (row.kind == HISTOGRAM) == (name != bare), f"{name} in {text}"
             counts = row.kind == "counter" or name != bare
             assert counts == bool(re.search(rf"rate\(liftpy_{name}\b", text)), f"counters grow, gauges do not: {text}"
-            known = {*row.labels, "instance", "le", *(("stream",) if row.by_stream else ())}
+            known = {*row.labels, "job", "instance", "le", *(("stream",) if row.by_stream else ())}
             asked = re.findall(r"(\w+)=~?\"", re.search(rf"liftpy_{name}(\{{[^}}]*\}})?", text)[1] or "")  # type: ignore[index]
             assert set(asked) <= known, text
         grouped = {label for group in re.findall(r"by \(([^)]*)\)", text) for label in group.split(", ")}
         assert grouped <= {"le", "instance", *(label for row in TABLE.values() for label in (*row.labels, "stream"))}, text
+
+
+@pytest.mark.parametrize("path", BOARDS, ids=lambda path: path.stem)
+def test_grafana_expressions_show_one_cluster_of_several(path: Path) -> None:
+    board = json.loads(path.read_text())
+    names = [one["name"] for one in board["templating"]["list"]]
+    asked = [one["query"]["query"] for one in board["templating"]["list"] if one["type"] == "query" and one["name"] != "job"]
+    for text in [*targets(board), *asked]:
+        assert not re.findall(r'\b(?:liftpy|process)_\w+\b(?!\{job="\$job")', text), text
+    assert names.index("job") < min((names.index(name) for name in names if name in ("node", "stream")), default=len(names))
 
 
 @pytest.mark.parametrize("path", BOARDS, ids=lambda path: path.stem)
