@@ -25,10 +25,12 @@ DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 OVERLAYS = sorted(path.name for path in (DEPLOY / "k8s" / "overlays").iterdir())
 KUBECTL = shutil.which("kubectl")
 SYSTEMD = shutil.which("systemd-analyze")
+SYSTEMCTL = shutil.which("systemctl")
 UNIT = DEPLOY / "systemd" / "liftpy@.service"
 
 needs_kubectl = pytest.mark.skipif(KUBECTL is None, reason="there is no kubectl to build the manifests with")
 needs_systemd = pytest.mark.skipif(SYSTEMD is None, reason="there is no systemd-analyze")
+needs_systemctl = pytest.mark.skipif(SYSTEMCTL is None, reason="there is no systemctl")
 
 
 @cache
@@ -178,6 +180,15 @@ def test_systemd_unit_starts_a_node_and_knows_its_exit_codes() -> None:
     assert f"LIFTPY_CREDS_FILE=%d/{credential}" in found["Environment"]
     readme = (DEPLOY.parent / "docs" / "deploying.md").read_text(encoding="utf-8")
     assert "LoadCredential=" in readme, "how to run without"
+
+
+@needs_systemctl
+def test_systemd_unit_that_is_enabled_alone_starts_at_boot(tmp_path: Path) -> None:
+    folder = tmp_path / "etc" / "systemd" / "system"
+    shutil.copytree(DEPLOY / "systemd", folder)
+    words = [str(SYSTEMCTL), f"--root={tmp_path}", "enable", "liftpy@n1.service"]
+    subprocess.run(words, capture_output=True, timeout=60, check=True)
+    assert (folder / "multi-user.target.wants" / "liftpy@n1.service").is_symlink()
 
 
 @needs_systemd
