@@ -159,6 +159,21 @@ def test_kubernetes_statefulset_has_the_settings_that_a_node_needs(overlay: str)
         assert node["restartPolicy"] == "Always", "else the application would wait for its end"
 
 
+def test_kubernetes_steps_to_shrink_remove_the_node_after_its_pod_and_before_its_volume() -> None:
+    text = (DEPLOY.parent / "docs" / "deploying.md").read_text(encoding="utf-8")
+    (found,) = yaml.safe_load_all((DEPLOY / "k8s" / "base" / "statefulset.yaml").read_text(encoding="utf-8"))
+    (claim,) = found["spec"]["volumeClaimTemplates"]
+    node = f"{found['metadata']['name']}-3"
+    steps = (
+        f"liftpy node drain {node} --wait", f"kubectl scale statefulset {found['metadata']['name']} --replicas 3",
+        f"kubectl wait --for=delete pod/{node}", f"liftpy node remove {node}",
+        f"kubectl delete pvc {claim['metadata']['name']}-{node}",
+    )  # fmt: skip
+    positions = [text.find(f"\n{step}") for step in steps]
+    assert -1 not in positions
+    assert positions == sorted(positions)
+
+
 def unit() -> dict[str, list[str]]:
     lines = UNIT.read_text(encoding="utf-8").splitlines()
     settings: dict[str, list[str]] = {}
