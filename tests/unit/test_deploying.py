@@ -156,7 +156,17 @@ def test_kubernetes_statefulset_has_the_settings_that_a_node_needs(overlay: str)
     assert found["spec"]["selector"]["matchLabels"].items() <= labels.items()
     assert found["spec"]["serviceName"] in {service["metadata"]["name"] for service in of_kind(overlay, "Service")}
     if node in spec.get("initContainers", []):
+        assert spec["terminationGracePeriodSeconds"] >= 30 + HARD_STOP_S, "the application stops first, in the same time"
         assert node["restartPolicy"] == "Always", "else the application would wait for its end"
+
+
+@needs_kubectl
+@pytest.mark.parametrize("overlay", [name for name in OVERLAYS if name != "dev"])
+def test_kubernetes_two_nodes_never_share_a_host(overlay: str) -> None:
+    template = stored_by(overlay)[0]["spec"]["template"]
+    rules = template["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    (rule,) = [rule for rule in rules if rule["topologyKey"] == "kubernetes.io/hostname"]
+    assert rule["labelSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
 
 
 def test_kubernetes_steps_to_shrink_remove_the_node_after_its_pod_and_before_its_volume() -> None:
