@@ -156,3 +156,9 @@ def test_helm_chart_rejects_an_invalid_value(value: str) -> None:
     done = run_helm("template", "liftpy", str(CHART), "--kube-version", KUBERNETES, "--set", value)
     assert done.returncode != 0
     assert "values don't meet" in done.stderr
+
+
+def test_helm_chart_rejects_more_controllers_than_nodes() -> None:
+    done = run_helm("template", "liftpy", str(CHART), "--kube-version", KUBERNETES, "--set", "replicas=1")
+    assert done.returncode != 0
+    assert "controllers=3 is more than replicas=1" in done.stderr

@@ -7,6 +7,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 {{- /* The pods of a StatefulSet have its name and a number. */ -}}
 {{- define "liftpy.controllers" -}}
+{{- if gt (int .Values.controllers) (int .Values.replicas) -}}
+{{- fail (printf "controllers=%d is more than replicas=%d. The first start of a cluster needs all its controllers." (int .Values.controllers) (int .Values.replicas)) -}}
+{{- end -}}
 {{- $names := list -}}
 {{- range $number := until (int .Values.controllers) -}}
 {{- $names = append $names (printf "%s-%d" $.Release.Name $number) -}}
