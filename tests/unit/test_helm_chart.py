@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from functools import cache
@@ -148,6 +149,7 @@ def test_helm_chart_without_credentials_mounts_no_secret() -> None:
         "nats.url=localhost:4222",
         "storage.size=big",
         "settings.PATH=x",
+        "settings.LIFTPY_NATS=nats://x:4222",
         "unknown=1",
         "page.port=80",
     ],
@@ -162,3 +164,20 @@ def test_helm_chart_rejects_more_controllers_than_nodes() -> None:
     done = run_helm("template", "liftpy", str(CHART), "--kube-version", KUBERNETES, "--set", "replicas=1")
     assert done.returncode != 0
     assert "controllers=3 is more than replicas=1" in done.stderr
+
+
+def test_helm_chart_setting_replaces_the_log_format() -> None:
+    (config,) = of_kind("ConfigMap", "settings.LIFTPY_LOG_FORMAT=text")
+    assert config["data"]["LIFTPY_LOG_FORMAT"] == "text"
+    assert of_kind("ConfigMap")[0]["data"]["LIFTPY_LOG_FORMAT"] == "json"
+
+
+def test_helm_chart_schema_allows_further_settings_and_none_that_the_chart_sets() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    jsonschema.validate({"settings": {"LIFTPY_LOG_FORMAT": "text"}}, schema)
+    (config,) = of_kind("ConfigMap")
+    chart_sets = {*config["data"], *(one["name"] for one in node_of()["env"])} - {"LIFTPY_LOG_FORMAT", "POD_IP"}
+    for name in chart_sets:
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({"settings": {name: "x"}}, schema)
