@@ -898,7 +898,7 @@ class IcebergDirectory(Table):
     def check_rollback(self, state: TableState) -> None:
         """Raise DataLossError if the table was set back to a snapshot before commits of this package.
 
-        Such commits were current once, and are no ancestors of the current snapshot. A later run of ``compact`` with ``--rebuild``
+        Commits after that snapshot are no ancestors of the current one. A later run of ``compact`` with ``--rebuild``
         replaces the content.
         """
         with _iceberg_errors(self.root):

@@ -23,10 +23,10 @@ _NEVER_FLUSHED = "lock"
 def check_stop(process: Process) -> None:
     """Check the end of a node that was ready and that an operator has stopped: it is clean, and so is its data directory.
 
-    After a disk error the stop may be unclean.
+    After a disk error the stop may be unclean. On a slow disk a worker process may take too long, and is then killed.
     """
     disk: Disk = process.disk
-    if disk.failures or disk.was_full or disk.is_damaged:
+    if disk.failures or disk.was_full or disk.is_damaged or disk.slow_ns:
         return
     if not process.program.was_clean:
         process.scheduler.violated(f"{process.name} has not stopped cleanly, and nothing has failed")
