@@ -38,6 +38,8 @@ _UID = "uid"
 _EPOCHS = "epochs"
 _BEGAN = "began"
 _ADDED = "added"
+OTHERS = "others"
+"""Key of startingOffsets: -2 if the partitions of the stream that it does not name begin at their first record."""
 _RELATIVE_RECORDS = re.compile(r"-([1-9]\d{0,17})")
 _RELATIVE_TIME = re.compile(r"-(\d{1,9})(ms|s|m|h|d)")
 _UNITS_NS = {"ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9, "d": 86_400 * 10**9}
@@ -65,6 +67,7 @@ class OffsetSpec:
         back_ns: Time before now for all partitions, in ns.
         back_records: Number of records before the end of each partition.
         epochs: ((stream, partition), LeaderEpoch) of the record before an offset.
+        open_streams: Streams whose other partitions, which ``offsets`` does not name, begin at their first record.
     """
 
     word: str = ""
@@ -76,6 +79,7 @@ class OffsetSpec:
     back_ns: int = 0
     back_records: int = 0
     epochs: tuple[tuple[tuple[str, int], int], ...] = ()
+    open_streams: tuple[str, ...] = ()
 
     @property
     def known(self) -> StreamOffsets | None:
@@ -178,6 +182,9 @@ def parse_spec(text: str, option: str, *, words: tuple[str, ...], specials: tupl
         raise ConfigError(f"Invalid {option} = {text!r}. Use {allowed}.") from None
     if not isinstance(document, dict):
         raise ConfigError(f"Invalid {option} = {text!r}. Use {allowed}.")
+    open_streams = _open_streams(document) if EARLIEST in specials else []
+    for stream in open_streams:
+        document[stream] = {key: value for key, value in document[stream].items() if key != OTHERS}
     named = _decode(document, option)
     offsets, uids, epochs = named.next_offsets, named.uids, named.epochs
     if not offsets:
@@ -190,8 +197,19 @@ def parse_spec(text: str, option: str, *, words: tuple[str, ...], specials: tupl
             f"Invalid {option}: it has epochs of {lacking[0][0]}/{lacking[0][1]} without an offset. Add the offset."
         )
     return OffsetSpec(
-        offsets=tuple(sorted(offsets.items())), uids=tuple(sorted(uids.items())), epochs=tuple(sorted(epochs.items()))
+        offsets=tuple(sorted(offsets.items())),
+        uids=tuple(sorted(uids.items())),
+        epochs=tuple(sorted(epochs.items())),
+        open_streams=tuple(open_streams),
     )
+
+
+def _open_streams(document: Mapping[str, object]) -> list[str]:
+    """Return the streams for which ``document``, a JSON object of a user, has the key ``others``."""
+    with_others = (
+        stream for stream, entries in document.items() if isinstance(entries, dict) and entries.get(OTHERS) == EARLIEST
+    )
+    return sorted(with_others)
 
 
 def relative(text: str) -> OffsetSpec | None:

@@ -9,6 +9,7 @@ because Spark prints and stores plans: credentials are files.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -581,6 +582,15 @@ def replace_start(options: Mapping[str, str], starts: str) -> dict[str, str]:
     """
     others = {one.name.lower() for one in _SOURCE.values() if one.table == "range" and one.name.startswith("starting")}
     return {**{name: text for name, text in options.items() if name.lower() not in others}, "startingOffsets": starts}
+
+
+def replace_streams(options: Mapping[str, str], partitions: Iterable[tuple[str, int]]) -> dict[str, str]:
+    """Return ``options`` with ``partitions`` as the option assign, and without the other options that name streams."""
+    others = {_PATH, *(one.name.lower() for one in _SOURCE.values() if one.table == "streams")}
+    assigned: dict[str, list[int]] = {}
+    for stream, partition in sorted(partitions):
+        assigned.setdefault(stream, []).append(partition)
+    return {**{name: text for name, text in options.items() if name.lower() not in others}, "assign": json.dumps(assigned)}
 
 
 def _check_query_kind(parsed: object, taker: str, known: Mapping[str, Option]) -> None:

@@ -180,7 +180,7 @@ def _check_coverage(spec: OffsetSpec, views: Views, option: str) -> Views:
     if not spec.offsets and not spec.times:
         return views
     named = {key for key, _ in spec.offsets or spec.times}
-    if lacking := sorted(set(views) - named):
+    if lacking := sorted(key for key in set(views) - named if key[0] not in spec.open_streams):
         also = "" if spec.times else " (-2 means earliest, -1 latest)"
         raise ConfigError(f"{option} must name every partition. Missing: {_names(lacking)}{also}")
     if unknown := sorted(named - set(views)):
@@ -189,9 +189,12 @@ def _check_coverage(spec: OffsetSpec, views: Views, option: str) -> Views:
 
 
 def named_views(spec: OffsetSpec, views: Views) -> Views:
-    """Return those of the partitions in ``views`` that the user's offsets or times name. If they name none, return all."""
+    """Return those of the partitions in ``views`` that the user's offsets or times name. If they name none, return all.
+
+    The key ``others`` names all partitions of its stream.
+    """
     named = {key for key, _ in spec.offsets or spec.times}
-    return {key: view for key, view in views.items() if key in named} or views
+    return {key: view for key, view in views.items() if key in named or key[0] in spec.open_streams} or views
 
 
 def _names(keys: Iterable[tuple[str, int]]) -> str:

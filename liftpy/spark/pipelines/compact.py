@@ -21,7 +21,7 @@ from liftpy.errors import ConfigError, DataLossError, NotFoundError
 from liftpy.spark.catalog import Catalog
 from liftpy.spark.failures import unwrap_spark_errors
 from liftpy.spark.offsets import LATEST, StreamOffsets
-from liftpy.spark.options import SourceOptions
+from liftpy.spark.options import SourceOptions, replace_streams
 from liftpy.spark.pipelines.archive_writer import write_file
 from liftpy.spark.pipelines.tables import (
     Table,
@@ -317,10 +317,11 @@ def compact(spark: SparkSession, plan: CompactPlan, tell: Callable[[CompactStep]
 def _frame(spark: SparkSession, plan: CompactPlan, step: CompactStep) -> DataFrame:
     ends = dict.fromkeys(step.ends, LATEST) if step.has_gaps else step.ends
     between = {"startingOffsets": _offsets(step.cuts, step.uid), "endingOffsets": _offsets(ends, step.uid)}
-    read_options = {**plan.source, "columns": ",".join(COLUMNS), **between}
+    # partitions that were added after the step was planned belong to the next run
+    read_options = {**replace_streams(plan.source, step.ends), "columns": ",".join(COLUMNS), **between}
     if step.has_gaps:
         read_options["readFrom"] = "leader"  # the leader reports which delete markers its own log has removed
-    frame = spark.read.format("liftpy").options(**read_options).load(plan.stream)
+    frame = spark.read.format("liftpy").options(**read_options).load()
     if step.archive is not None and step.archive.files:
         rows = spark.read.parquet(*step.archive.files).where(f"stream = '{plan.stream}'")
         wanted = " or ".join(

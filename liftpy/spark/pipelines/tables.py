@@ -29,6 +29,7 @@ import pyarrow as pa
 
 from liftpy.core.base.ids import check_name, is_internal
 from liftpy.errors import ConfigError, DataLossError, FencedError, LiftError, NoSpaceError, NotFoundError, StorageError
+from liftpy.spark.offsets import EARLIEST, OTHERS
 
 FORMATS = {"delta": "deltalake", "iceberg": "pyiceberg"}
 """Format of a table -> package that writes it."""
@@ -330,7 +331,7 @@ def starts_after(
     """Return startingOffsets for an archive that continues at the end of a table. None: the table has no records of its streams.
 
     ``partitions``: uid of the stream of each partition. ``marks``: values of the marks in the table. ``otherwise``: start of partitions
-    that the table does not have.
+    that the table does not have. Partitions that are added later begin at their first record.
     """
     known = {key for key in partitions if end_mark(*key) in marks}
     if not known:
@@ -339,7 +340,7 @@ def starts_after(
     for key, uid in sorted(partitions.items()):
         if key in known:
             check_uid(key[0], uid, marks)
-        starts.setdefault(key[0], {"uid": uid})[str(key[1])] = marks.get(end_mark(*key), otherwise)
+        starts.setdefault(key[0], {"uid": uid, OTHERS: EARLIEST})[str(key[1])] = marks.get(end_mark(*key), otherwise)
     return starts
 
 

@@ -156,7 +156,10 @@ def test_spark_archive_range_that_does_not_start_at_the_committed_offset_is_reje
 def test_spark_archive_cutover_offsets_are_the_committed_offsets_of_the_table() -> None:
     partitions = {("orders", 0): "u", ("orders", 1): "u", ("more", 0): "m"}
     assert starts_after(partitions, {"q": 1}, -2) is None
-    assert starts_after(partitions, KNOWN, -2) == {"orders": {"uid": "u", "0": 500, "1": -2}, "more": {"uid": "m", "0": -2}}
+    assert starts_after(partitions, KNOWN, -2) == {
+        "orders": {"uid": "u", "0": 500, "1": -2, "others": -2},
+        "more": {"uid": "m", "0": -2, "others": -2},
+    }
     with pytest.raises(NotFoundError, match="deleted"):
         starts_after({("orders", 0): "v"}, KNOWN, -2)
 

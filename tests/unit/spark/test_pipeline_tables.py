@@ -264,7 +264,9 @@ def test_spark_frame_of_archive_and_live_stream_with_a_start_continues_at_the_en
     whole(spark, str(tmp_path), "orders", {"nats": access.servers, "namespace": access.namespace, **start})
     live = SourceOptions.parse(spark.read.format.return_value.options.call_args.kwargs)
     assert live.starting == OffsetSpec(
-        offsets=((("orders", 0), EARLIEST), (("orders", 1), EARLIEST), (("orders", 2), 10)), uids=(("orders", "uid"),)
+        offsets=((("orders", 0), EARLIEST), (("orders", 1), EARLIEST), (("orders", 2), 10)),
+        uids=(("orders", "uid"),),
+        open_streams=("orders",),
     )
 
 
