@@ -73,6 +73,8 @@ _DELETES = "deletionVectors"
 _DISK_FULL = f"os error {errno.ENOSPC}"
 """Part of the text of delta-rs if the disk is full."""
 _COLOR, _BACKTRACE = re.compile(r"\x1b\[[0-9;]*m"), re.compile(r"\d+: ")
+_NOT_IN_PATHS = frozenset("%?*{}[]\\")
+"""Characters that the table formats take for a part of a URL, or Spark for a part of a pattern of file names."""
 _ADDING = ("WRITE", "CREATE TABLE")
 _US_PER_MS = 1000
 
@@ -511,7 +513,7 @@ def table_at(root: str | Path, kind: str = "") -> Table:
     if not str(root):
         raise ConfigError("The directory of the table is empty. Name a directory, such as /data/archive.")
     folder = absolute_folder(root, "table directory")
-    if wrong := sorted({"%", "?"} & set(str(folder))):  # the table formats take them for a part of a URL
+    if wrong := sorted(_NOT_IN_PATHS & set(str(folder))):
         raise ConfigError(
             f"The table directory {folder} contains {wrong[0]}, which tables do not support. Use another directory."
         )

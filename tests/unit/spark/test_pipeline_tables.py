@@ -297,8 +297,10 @@ def test_spark_archive_into_a_url_raises_config_error(path: str | Path) -> None:
         ArchivePlan(streams=("orders",), table="/data/orders", checkpoint=str(path))
 
 
-@pytest.mark.parametrize("name", ["50%", "orders?"])
-def test_spark_archive_table_in_a_directory_with_a_character_of_urls_raises_config_error(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["50%", "orders?", "a*", "{a", "a}", "[a", "a]", "a\\b"])
+def test_spark_archive_table_in_a_directory_with_a_character_of_urls_or_patterns_raises_config_error(
+    tmp_path: Path, name: str
+) -> None:
     with pytest.raises(ConfigError, match="Use another directory"):
         table_at(tmp_path / name)
 
