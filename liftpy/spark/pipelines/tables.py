@@ -878,7 +878,7 @@ class IcebergDirectory(Table):
         with _iceberg_errors(self.root):
             table = self._catalog().load_table(NAME)
             table.maintenance.expire_snapshots().older_than(datetime.fromtimestamp(before_s, UTC)).commit()
-            used_names = {Path(file).name for one in table.metadata.snapshots for file in _files(table, one.snapshot_id)}
+            used_names = {name for one in table.metadata.snapshots for name in _names_in(table, one)}
             for file in (self.root / DATA).glob("*"):
                 is_own = is_latest(f"{DATA}/{file.name}") and file.name not in used_names
                 if is_own and file.stat().st_mtime < before_s:
@@ -940,9 +940,37 @@ def _ancestors(metadata: Any) -> list[Any]:
     return ancestors
 
 
-def _files(table: Any, snapshot: int | None = None) -> dict[str, int]:
-    tasks = [task.file for task in table.scan(snapshot_id=snapshot).plan_files()]
+def _files(table: Any) -> dict[str, int]:
+    """Return the files of the current snapshot of an Iceberg table, and the number of records of each.
+
+    Raises ConfigError if the snapshot has equality deletes. pyiceberg cannot read such a snapshot.
+    """
+    try:
+        tasks = [task.file for task in table.scan().plan_files()]
+    except (ValueError, NotImplementedError) as error:
+        if not _has_equality_deletes(table):
+            raise
+        raise _deleted_rows_error(Path(unquote(table.location().removeprefix("file://"))), "equality deletes") from error
     return {one.file_path.removeprefix("file://"): one.record_count for one in tasks}
+
+
+def _has_equality_deletes(table: Any) -> bool:
+    from pyiceberg.manifest import DataFileContent
+
+    snapshot = table.current_snapshot()
+    return snapshot is not None and any(
+        entry.data_file.content == DataFileContent.EQUALITY_DELETES for entry in _entries(table, snapshot)
+    )
+
+
+def _names_in(table: Any, snapshot: Any) -> set[str]:
+    """Return the names of the files, also of deletes, that ``snapshot`` of an Iceberg table uses."""
+    return {entry.data_file.file_path.rpartition("/")[2] for entry in _entries(table, snapshot)}
+
+
+def _entries(table: Any, snapshot: Any) -> Iterator[Any]:
+    for manifest in snapshot.manifests(table.io):
+        yield from manifest.fetch_manifest_entry(table.io, discard_deleted=True)
 
 
 @contextmanager

@@ -290,8 +290,11 @@ def z85(content: bytes) -> str:
     return "".join(digits[word // 85**power % 85] for word in words for power in range(4, -1, -1))
 
 
-def hide_iceberg_row(root: Path, row: int) -> None:
-    """Mark a row of the first file as deleted, in a file of position deletes. pyiceberg itself writes none."""
+def hide_iceberg_row(root: Path, row: int, content: str = "POSITION_DELETES") -> None:
+    """Mark a row of the first file as deleted, in a file of deletes. pyiceberg itself writes none.
+
+    ``content``: kind of deletes, as Iceberg names it. Flink writes EQUALITY_DELETES.
+    """
     from pyiceberg.manifest import (
         DataFile,
         DataFileContent,
@@ -322,9 +325,10 @@ def hide_iceberg_row(root: Path, row: int) -> None:
     deletes = root / "data" / "deletes.parquet"
     pq.write_table(pa.table([[data], [row]], schema=pa.schema(fields)), deletes)
     file = DataFile.from_args(
-        content=DataFileContent.POSITION_DELETES, file_path=deletes.as_uri(), file_format=FileFormat.PARQUET, partition=Record(),
+        content=DataFileContent[content], file_path=deletes.as_uri(), file_format=FileFormat.PARQUET, partition=Record(),
         record_count=1, file_size_in_bytes=deletes.stat().st_size, column_sizes={}, value_counts={}, null_value_counts={},
-        nan_value_counts={}, lower_bounds={}, upper_bounds={}, split_offsets=None, equality_ids=None, sort_order_id=None,
+        nan_value_counts={}, lower_bounds={}, upper_bounds={}, split_offsets=None, sort_order_id=None,
+        equality_ids=[1] if content == "EQUALITY_DELETES" else None,
     )  # fmt: skip
     outputs = [table.io.new_output((root / "metadata" / name).as_uri()) for name in ("deletes.avro", "list.avro")]
     with DeleteManifest(table.spec(), table.schema(), outputs[0], number, "deflate") as writer:
@@ -357,6 +361,36 @@ def test_spark_archive_with_rows_that_are_only_marked_as_deleted_is_not_read(pla
             read()
     archive_batches(plan, 2)
     assert visible_offsets(plan) == [0, 1, 2, *range(4, 30)]
+
+
+@pytest.mark.parametrize("kind", ["iceberg"], indirect=True)
+def test_spark_table_with_equality_deletes_raises_config_error(plan: ArchivePlan) -> None:
+    """pyiceberg cannot read the table. The user must know that another program has deleted rows."""
+    archive_batches(plan, 0, 1)
+    hide_iceberg_row(Path(plan.table), 3, "EQUALITY_DELETES")
+    again = replay.ReplayPlan(stream="orders", target="orders", name="r", table=plan.table, source=plan.source)
+    for read in (
+        lambda: archived(MagicMock(), plan.table),
+        lambda: outlook(plan),
+        lambda: archive_batches(plan, 2),
+        lambda: replay.shares_to_replay(again),
+    ):
+        with pytest.raises(ConfigError, match=r"has deleted rows.*equality deletes.*rewrite_data_files"):
+            read()
+
+
+@pytest.mark.parametrize("kind", ["iceberg"], indirect=True)
+def test_spark_compact_into_an_output_that_had_equality_deletes_deletes_its_old_files(
+    plan: ArchivePlan, tmp_path: Path
+) -> None:
+    """Another program has rewritten the files. The snapshot with the deletes is still readable."""
+    output = table_at(tmp_path / "out", plan.kind)
+    latest_of(plan, output, 0)
+    hide_iceberg_row(output.root, 3, "EQUALITY_DELETES")
+    go_to(output.root, 0)
+    latest_of(plan, output, 10)
+    output.forget_old_files()
+    assert len(list((output.root / "data").glob("latest-*"))) == 2
 
 
 def visible_offsets(plan: ArchivePlan) -> list[int]:
