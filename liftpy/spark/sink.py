@@ -43,6 +43,7 @@ from liftpy.client.producer import Producer
 from liftpy.client.progress import BackwardProgress
 from liftpy.client.stream_directory import StreamDirectory
 from liftpy.client.write_epoch import PlanChangedError, Round
+from liftpy.core.metadata.image import StreamImage
 from liftpy.core.wire.batch import RecordBatch
 from liftpy.core.wire.batch_columns import Columns
 from liftpy.core.wire.producer_note import MAX_PLAN, ProducerNote, SourcePosition
@@ -356,7 +357,10 @@ class LiftWriter(DataSourceArrowWriter):
         return write_round(link, options, iterator, round, attempt, counting_settings(task.getLocalProperty, streaming=False))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Log what the tasks have stored. With a ``writeId``, raise SourceError if an earlier run had more tasks."""
+        """Log what the tasks have stored. Raise SourceError if a stream was created again since a task has opened it.
+
+        With a ``writeId``, an earlier run with more tasks is an error, too.
+        """
         check_tasks(link_to(self.options.access), self.options, messages)
         _logger.info("batch write: %s", summary(messages))
 
@@ -372,7 +376,11 @@ def check_tasks(link: ProcessConnection, options: SinkOptions, messages: Sequenc
     the records of this task.
     """
     written = [message for message in messages if isinstance(message, SinkCommitMessage)]
-    if not written or not written[0].run:
+    if not written:
+        return
+    if not written[0].run:
+        with with_error_code():
+            link.call(_check_targets(link, options, [one.sent for one in written]), 4 * options.patience_s)
         return
     done = Round(written[0].run, 0, written[0].number)
     search = _surplus_task(link, options, done, len(messages), [one.sent for one in written])
@@ -429,7 +437,7 @@ class WriteResult:
         rows: Number of rows of the task.
         known: Number of rows that an earlier attempt had stored.
         ranges: Offset ranges of the other rows.
-        streams: Streams of all rows of an exactly-once write.
+        streams: Streams of all rows.
         uids: Uid of each of these streams when the task began to write.
     """
 
@@ -536,6 +544,26 @@ class StaleTask(NamedTuple):
     part: int
 
 
+async def _check_targets(link: ProcessConnection, options: SinkOptions, sent: Sequence[WriteResult]) -> None:
+    """Raise NotFoundError if a stream was deleted, or created again, since a task of an at-least-once write has opened it."""
+    requests = MetadataRequests(await link.transport(options.patience_s), link.subjects, options.patience_s)
+    directory = StreamDirectory(requests)
+    names = sorted({stream for task in sent for stream in task.streams})
+    streams = await asyncio.gather(*(directory.complete_stream(name, options.patience_s) for name in names))
+    if (name := _recreated_stream(streams, sent)) is not None:
+        raise NotFoundError(
+            f"Stream {name} was deleted and created again during the write. The current stream lacks rows of this write. Write all "
+            "rows again."
+        )
+
+
+def _recreated_stream(streams: Iterable[StreamImage], sent: Iterable[WriteResult]) -> str | None:
+    """Return the first of ``streams`` that was created again since a task of ``sent`` has opened it. None: there is none."""
+    now = {stream.name: stream.uid for stream in streams}
+    opened = (named for task in sent for named in zip(task.streams, task.uids, strict=True))
+    return next((name for name, uid in opened if now[name] != uid), None)
+
+
 async def _surplus_task(
     link: ProcessConnection, options: SinkOptions, done: Round, tasks: int, sent: Sequence[WriteResult]
 ) -> StaleTask | None:
@@ -553,13 +581,11 @@ async def _surplus_task(
     names = sorted({options.stream, *(stream for task in sent for stream in task.streams)} - {""})
     directory = StreamDirectory(requests)
     streams = await asyncio.gather(*(directory.complete_stream(name, options.patience_s) for name in names))
-    now = {stream.name: stream.uid for stream in streams}
-    for name, uid in (named for task in sent for named in zip(task.streams, task.uids, strict=True)):
-        if now[name] != uid:
-            raise NotFoundError(
-                f"Stream {name} was deleted and created again while batch {done.number} of {done.run} was written. The current stream "
-                "lacks records of this batch. Run the query again: it writes the whole batch again."
-            )
+    if (name := _recreated_stream(streams, sent)) is not None:
+        raise NotFoundError(
+            f"Stream {name} was deleted and created again while batch {done.number} of {done.run} was written. The current stream "
+            "lacks records of this batch. Run the query again: it writes the whole batch again."
+        )
     places = [(stream, place.partition) for stream in streams for place in stream.partitions]
     is_repeated = any(task.known for task in sent)
     most_bytes, total_bytes = (_RESCAN_BYTES, _RESCAN_TOTAL_BYTES) if is_repeated else (_SCAN_BYTES, _SCAN_TOTAL_BYTES)
@@ -630,6 +656,7 @@ class RowAppender:
         self._requests = requests
         self._options = options
         self._senders: dict[str, _Sender] = {}
+        self._uids: dict[str, str] = {}
 
     async def send(self, batch: pa.RecordBatch) -> None:
         """Send the rows of a batch. Raises ConfigError if a row cannot be written."""
@@ -640,8 +667,10 @@ class RowAppender:
         for stream, own in by_stream(rows, options.stream):
             if stream not in self._senders:
                 chosen = ProducerOptions(patience_s=options.patience_s)
-                opened = await StreamDirectory(self._requests).open_producer(stream, options=chosen)
+                directory = StreamDirectory(self._requests)
+                opened = await directory.open_producer(stream, options=chosen)
                 self._senders[stream] = _Sender(stream, opened)
+                self._uids[stream] = directory.cached[stream].uid
             sender = self._senders[stream]
             await sender.send(own, sender.producer.partitions)
 
@@ -651,7 +680,8 @@ class RowAppender:
         for sender in self._senders.values():
             await sender.producer.flush()
             ranges += await sender.ranges()
-        return WriteResult(sum(sender.rows for sender in self._senders.values()), 0, tuple(ranges))
+        rows = sum(sender.rows for sender in self._senders.values())
+        return WriteResult(rows, 0, tuple(ranges), tuple(self._uids), tuple(self._uids.values()))
 
     async def close(self) -> None:
         """Close the producers. Rows without an ack may be stored or not."""

@@ -354,6 +354,25 @@ async def test_spark_sink_stream_recreated_within_a_micro_batch_raises_not_found
     assert sorted(await held(client)) == [*[b"other"] * later, b"row 0", b"row 1"]
 
 
+@pytest.mark.parametrize("is_created_again", [True, False])
+async def test_spark_sink_stream_deleted_within_a_write_without_write_id_raises_not_found(
+    client: Client, task: TASKS, is_created_again: bool
+) -> None:
+    """The rows of the first task are lost."""
+    writer = source().writer(SCHEMA, False)
+    sent = []
+    for part in (0, 1):
+        task(part=part)
+        sent.append(await write(writer, b"row %d" % part))
+        if is_created_again and part == 0:
+            await client.admin.delete_stream("out")
+            await client.create_stream("out", "data.out")
+    if not is_created_again:
+        await client.admin.delete_stream("out")
+    with pytest.raises(SourceError, match=r"^\[NOT_FOUND\]"):
+        await asyncio.to_thread(writer.commit, sent)
+
+
 @pytest.mark.parametrize(("records", "is_found"), [(4, True), (10, False)])
 async def test_spark_sink_search_for_records_of_lost_tasks_reads_the_last_four_mib_of_the_log(
     client: Client, task: TASKS, records: int, is_found: bool
