@@ -873,11 +873,21 @@ class IcebergDirectory(Table):
         return catalog.create_table_transaction(NAME, schema, self.root.as_uri(), properties=_NO_RETRY)
 
     def forget_old_files(self) -> None:
-        """Delete files that no version of the table from the last ``KEPT_S`` seconds uses."""
+        """Delete files that no version of the table that was current in the last ``KEPT_S`` seconds uses.
+
+        If another program commits at the same time, a later run deletes the files.
+        """
+        from pyiceberg.exceptions import CommitFailedException
+
         before_s = time.time() - KEPT_S
         with _iceberg_errors(self.root):
             table = self._catalog().load_table(NAME)
-            table.maintenance.expire_snapshots().older_than(datetime.fromtimestamp(before_s, UTC)).commit()
+            expired = _snapshots_before(table.metadata, before_s)
+            try:
+                if expired:
+                    table.maintenance.expire_snapshots().by_ids(expired).commit()
+            except CommitFailedException:
+                return
             used_names = {name for one in table.metadata.snapshots for name in _names_in(table, one)}
             for file in (self.root / DATA).glob("*"):
                 is_own = is_latest(f"{DATA}/{file.name}") and file.name not in used_names
@@ -938,6 +948,19 @@ def _ancestors(metadata: Any) -> list[Any]:
         ancestors.append(snapshot)
         snapshot = known.get(snapshot.parent_snapshot_id)
     return ancestors
+
+
+def _snapshots_before(metadata: Any, before_s: float) -> list[int]:
+    """Return the ids of the snapshots of an Iceberg table that were not current at ``before_s`` (s since 1970) or later.
+
+    A snapshot may be old and current until now. Readers that have just started still use its files.
+    """
+    ends = {one.snapshot_id: one.timestamp_ms for one in metadata.snapshots}  # not in the log: it was never current
+    ends |= {one.snapshot_id: after.timestamp_ms for one, after in itertools.pairwise(metadata.snapshot_log)}
+    in_use = {one.snapshot_id for one in metadata.refs.values()}
+    return [
+        key for key, end_ms in ends.items() if end_ms < before_s * 1000 and key not in in_use and metadata.snapshot_by_id(key)
+    ]
 
 
 def _files(table: Any) -> dict[str, int]:

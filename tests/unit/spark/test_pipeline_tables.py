@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Coroutine
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -190,6 +191,44 @@ def test_spark_iceberg_table_cleanup_deletes_files_of_old_snapshots(tmp_path: Pa
     table.forget_old_files()
     assert [Path(file).is_file() for file in (old, new, stray)] == [False, True, False]
     assert state_of(table).files == (new,)
+
+
+def test_spark_table_cleanup_keeps_files_that_another_run_of_compact_reads_or_writes(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The replaced version is old, but it was current until now. The other run has read it, and has not committed yet."""
+    table = opened(tmp_path, kind)
+    (one, old), (two, new) = latest(tmp_path, 0), latest(tmp_path, 10)
+    table.commit(one, SCHEMA, replace=True)
+    kept_s = 0.3 if kind == "iceberg" else 7 * 24 * 3600.0
+    monkeypatch.setattr("liftpy.spark.pipelines.tables.KEPT_S", kept_s)
+    os.utime(old, (1, 1))
+    time.sleep(0.4)
+    table.commit(two, SCHEMA, replace=True)
+    unfinished = latest(tmp_path, 20)[1]
+    table.forget_old_files()
+    assert [Path(file).is_file() for file in (old, new, unfinished)] == [True] * 3
+    if kind == "iceberg":
+        time.sleep(0.4)
+        table.forget_old_files()
+        assert [Path(file).is_file() for file in (old, new)] == [False, True]
+
+
+def test_spark_iceberg_table_cleanup_leaves_old_files_if_another_program_commits_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The output is complete. The next run deletes the old files."""
+    from pyiceberg.catalog.sql import SqlCatalog
+    from pyiceberg.exceptions import CommitFailedException
+
+    table = opened(tmp_path)
+    for first in (0, 10):
+        table.commit(latest(tmp_path, first)[0], SCHEMA, replace=True)
+    monkeypatch.setattr("liftpy.spark.pipelines.tables.KEPT_S", -1.0)
+    failure = CommitFailedException("Table has been updated by another process: liftpy.archive")
+    monkeypatch.setattr(SqlCatalog, "commit_table", MagicMock(side_effect=failure))
+    table.forget_old_files()
+    assert state_of(table).record_count == 10
 
 
 def test_spark_table_cleanup_leaves_files_of_other_programs_and_tables(tmp_path: Path, kind: str) -> None:
