@@ -41,6 +41,7 @@ from liftpy.spark.pipelines.tables import (
     is_temporary,
     marks_of,
     parse_file,
+    read_files,
     starts_after,
     state_of,
     table_at,
@@ -130,7 +131,7 @@ def _rows(spark: SparkSession, state: TableState, stream: str) -> DataFrame:
         from pyspark.sql.pandas.types import from_arrow_schema
 
         return spark.createDataFrame([], from_arrow_schema(arrow_schema(state.schema.names)))
-    frame = spark.read.parquet(*state.files)
+    frame = read_files(spark, state.files)
     return frame.where(frame["stream"] == stream) if stream else frame
 
 

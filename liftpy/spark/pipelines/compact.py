@@ -36,6 +36,7 @@ from liftpy.spark.pipelines.tables import (
     epoch_mark,
     latest_path,
     parse_file,
+    read_files,
     start_mark,
     state_of,
     table_at,
@@ -323,14 +324,14 @@ def _frame(spark: SparkSession, plan: CompactPlan, step: CompactStep) -> DataFra
         read_options["readFrom"] = "leader"  # the leader reports which delete markers its own log has removed
     frame = spark.read.format("liftpy").options(**read_options).load()
     if step.archive is not None and step.archive.files:
-        rows = spark.read.parquet(*step.archive.files).where(f"stream = '{plan.stream}'")
+        rows = read_files(spark, step.archive.files).where(f"stream = '{plan.stream}'")
         wanted = " or ".join(
             f"(partition = {partition} and offset >= {start} and offset < {step.cuts[stream, partition]})"
             for (stream, partition), start in step.starts.items()
         )
         frame = frame.unionByName(rows.where(wanted).select(*COLUMNS))
     if step.before is not None and step.before.files:
-        frame = frame.unionByName(spark.read.parquet(*step.before.files).select(*COLUMNS))
+        frame = frame.unionByName(read_files(spark, step.before.files).select(*COLUMNS))
     return frame
 
 

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -30,6 +30,9 @@ import pyarrow as pa
 from liftpy.core.base.ids import check_name, is_internal
 from liftpy.errors import ConfigError, DataLossError, FencedError, LiftError, NoSpaceError, NotFoundError, StorageError
 from liftpy.spark.offsets import EARLIEST, OTHERS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 FORMATS = {"delta": "deltalake", "iceberg": "pyiceberg"}
 """Format of a table -> package that writes it."""
@@ -541,6 +544,14 @@ def absolute_folder(path: str | Path, what: str) -> Path:
     if _URL.match(str(path)):
         raise ConfigError(f"The {what} {path} is a URL. Use the path of a directory, which the driver and all executors share.")
     return Path(path).expanduser().absolute()
+
+
+def read_files(spark: SparkSession, files: Iterable[str]) -> DataFrame:
+    """Return the rows of the ``files`` of a table. A missing or damaged file is an error, whatever the session is set to.
+
+    Another program may delete old versions of the table during the read. The rows would be missing without an error.
+    """
+    return spark.read.options(ignoreMissingFiles="false", ignoreCorruptFiles="false").parquet(*files)
 
 
 def state_of(table: Table, marks: Iterable[str] = ()) -> TableState:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -89,8 +90,26 @@ def archive_batches(plan: ArchivePlan, *numbers: int) -> Archive:
 def offsets_in(table: str) -> list[int]:
     spark = MagicMock()
     archived(spark, table)
-    files = spark.read.parquet.call_args.args
+    files = spark.read.options.return_value.parquet.call_args.args
     return sorted(offset for file in files for offset in pq.read_table(file)["offset"].to_pylist())
+
+
+def test_spark_read_of_an_archive_raises_an_error_if_another_program_deletes_its_files(
+    plan: ArchivePlan, tmp_path: Path
+) -> None:
+    """A session may be set to ignore missing files. The rows would be missing without an error, and compact would store that."""
+    archive_batches(plan, 0)
+    output = table_at(tmp_path / "out", plan.kind)
+    latest_of(plan, output, 0)
+    step = compact.CompactPlan(stream="orders", output=str(output.root), table=plan.table, source=plan.source)
+    for read in (lambda spark: archived(spark, plan.table), lambda spark: compact.compact(spark, step)):
+        spark = MagicMock()
+        with contextlib.suppress(Exception):  # compact needs a real frame after it has read the files
+            read(spark)
+        assert spark.read.parquet.call_args is None
+        told = spark.read.options.call_args_list
+        assert told, "it has read the files"
+        assert all(one.kwargs["ignoreMissingFiles"] == one.kwargs["ignoreCorruptFiles"] == "false" for one in told)
 
 
 def delete_offset(root: Path, offset: int) -> None:
