@@ -38,6 +38,7 @@ ELSEWHERE = {
     "liftpy.core.wire.partitioner:partitions_of": "hashes keys; tests/unit/client/test_producer_partitions.py compares it with the plain form",
     "liftpy.core.wire.partitioner:hashes_of_column": "of a column; tests/unit/spark/test_spark_stats.py compares it with the plain form",
     "liftpy.spark.sink_rows:bytes_of": "Arrow's own buffers, tests/unit/spark/test_spark_sink.py",
+    "liftpy.spark.pipelines.tables:_check_layout": "a schema that deltalake encodes, tests/unit/spark/test_pipeline_foreign_commits.py",
     "liftpy.spark.pipelines.tables:parse_file": "one regular expression, tests/unit/spark/test_pipeline_archive.py",
     "liftpy.spark.pipelines.archive_writer:_range_in_file": "calls load_json; tests/unit/spark/test_pipeline_archive.py has other files",
     "liftpy.core.base.strict_json:load_json": "what reads JSON calls it",
