@@ -26,7 +26,7 @@ def check_stop(process: Process) -> None:
     After a disk error the stop may be unclean. On a slow disk a worker process may take too long, and is then killed.
     """
     disk: Disk = process.disk
-    if disk.failures or disk.was_full or disk.is_damaged or disk.slow_ns:
+    if disk.failures or disk.was_full or disk.is_damaged or disk.was_slow:
         return
     if not process.program.was_clean:
         process.scheduler.violated(f"{process.name} has not stopped cleanly, and nothing has failed")

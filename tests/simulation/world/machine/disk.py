@@ -86,6 +86,7 @@ class Disk:
         self.is_damaged = False
         """A bit was flipped, or the data is lost."""
         self.was_full = False
+        self.was_slow = False
 
     # ---- what a process does ---------------------------------------------------------------------------------------------
     def _draws(self, one_in: int) -> bool:
@@ -108,6 +109,7 @@ class Disk:
         """Simulate ``fsync`` and ``fdatasync``."""
         self.fail_if_planned("flush", descriptor)
         took_ns = self.scheduler.draw_int(*_FLUSH_NS) + (self.scheduler.draw_int(0, self.slow_ns) if self.slow_ns else 0)
+        self.was_slow = self.was_slow or self.slow_ns > 0
         self.scheduler.elapsed_ns += took_ns + self.delay_ns + self.hang_ns
         self.delay_ns = 0
         if self.log_delay_ns and os.readlink(f"/proc/self/fd/{descriptor}").endswith(".log"):
