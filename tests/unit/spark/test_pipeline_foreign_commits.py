@@ -209,7 +209,7 @@ def test_spark_archive_of_a_table_that_was_set_back_keeps_the_files_of_the_newer
 
 
 @pytest.mark.parametrize("is_gone_back_twice", [False, True])
-def test_spark_archive_of_a_table_whose_deletion_was_undone_continues(plan: ArchivePlan, is_gone_back_twice: bool) -> None:
+def test_spark_archive_of_a_table_after_an_undone_deletion_continues(plan: ArchivePlan, is_gone_back_twice: bool) -> None:
     """No record of the archive is lost."""
     archive_batches(plan, 0, 1)
     delete_offset(Path(plan.table), 3)
@@ -451,7 +451,7 @@ def map_columns(physical_name: str = "", mode: str = "name") -> Changed:
 
 @pytest.mark.parametrize("kind", ["delta"], indirect=True)
 @pytest.mark.parametrize("change", [map_columns("col-1"), map_columns(mode="id")])
-def test_spark_archive_of_a_delta_table_whose_files_have_other_columns_raises_config_error(
+def test_spark_archive_of_a_delta_table_with_other_columns_in_its_files_raises_config_error(
     plan: ArchivePlan, change: Changed
 ) -> None:
     """Readers of the table would find null in the columns of the new files."""

@@ -253,7 +253,7 @@ def test_spark_replay_from_an_offset_of_a_deleted_stream_raises_not_found(
         assert liftpy_spark(*command, '{"orders": {"uid": "now", "0": 3}}')[0] == 0
 
 
-def test_spark_replay_from_an_offset_whose_record_was_lost_raises_data_loss(
+def test_spark_replay_from_the_offset_of_a_lost_record_raises_data_loss(
     liftpy_spark: Callable[..., tuple[int, str, str]], node: FakeNode
 ) -> None:
     """An unclean election has replaced the record before the offset."""

@@ -231,7 +231,7 @@ def test_spark_audit_compares_from_the_highest_log_start_to_the_lowest_high_wate
 def test_spark_audit_continues_after_retention_deleted_records_during_the_audit(
     access: Access, node: FakeNode, monkeypatch: pytest.MonkeyPatch, log_start: int, is_equal: bool
 ) -> None:
-    """Not all replicas have deleted the same records yet. Those that all replicas have are compared."""
+    """The replicas have not deleted the same records yet. The audit compares the records that all replicas have."""
     serve(node, log_of(SIZES), **({} if is_equal else {"n3": log_of(SIZES, at(20_000, b"x"))}))
     answer = FakeNode.answer
 

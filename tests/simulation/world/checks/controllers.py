@@ -149,7 +149,7 @@ def _wrong_sizes(held: dict[str, dict[str, Any]], up: list[NodeProcess]) -> list
 
 
 async def _wrong_events(client: Client, voters: list[str]) -> list[str]:
-    """Compare the events of the cluster that controllers report. One that has read a snapshot knows only those after it.
+    """Compare the events of the cluster that controllers report. A controller that began with a snapshot knows only later ones.
 
     The detail of an event may name a cause that lies before the snapshot.
     """

@@ -48,7 +48,7 @@ def wrong_subscriptions(world: World) -> list[str]:
 
 
 class Traffic:
-    """What the NATS servers have counted for the connections of the main process of a node."""
+    """Counts of the NATS servers for the connections of the main process of a node."""
 
     def __init__(self, world: World, node: str) -> None:
         self.totals: dict[str, dict[str, int]] = {}

@@ -25,7 +25,7 @@ _MAY_GROW = (
     "AckResendBuffer.", "AnswerTable.", "ReplyBuffer.", "LogTimers.",  # newest answers, and deadlines of members
     "Pattern.known", "Deletions._deleted", "DepartedPartitions._deleted_uids",
 )  # fmt: skip
-"""What may grow with each round: what a node keeps for stored records and deleted streams, caches, and histories with a limit."""
+"""Objects that may grow with each round: state of stored records and deleted streams, caches, and histories with a limit."""
 
 
 async def _leaves_nothing(s: Stage, work: Callable[[int], Awaitable[None]]) -> None:
