@@ -503,11 +503,8 @@ class SnapshotKeeper:
         """Number that changes with each restore of the state."""
         self._began: StoredSnapshot | None = None
         """Snapshot from which the state started, until the log has confirmed it. None: there is none."""
-        self.digests: list[tuple[int, bytes]] = []
-        """Position -> digest of the last snapshots of this process, and of the snapshot from which it started.
-
-        The leader's node compares the digests of all nodes.
-        """
+        self._newest_digests: list[tuple[int, bytes]] = []
+        """(position, digest) of the last snapshots of this process, and of the snapshot from which it started."""
         self.stored_count = 0
         self.saved_s: float | None = None
         """Monotonic time in seconds at which the newest snapshot was stored."""
@@ -527,7 +524,7 @@ class SnapshotKeeper:
             self._stored = [retained, *self._stored] if retained is not None else self._stored
         await self._note_files()
         self._stored_s, self._fresh_bytes = time.monotonic(), 0
-        self.life, self.digests = self.life + 1, []
+        self.life, self._newest_digests = self.life + 1, []
         return newest[0] if newest is not None else None
 
     async def _note_files(self) -> None:
@@ -544,7 +541,7 @@ class SnapshotKeeper:
         """Allow other nodes to download the snapshot from which the service started, because its state belongs to this log."""
         if self._began is not None:
             if self.is_comparable(self._began.position):
-                self.digests = [(self._began.position, self._began.digest), *self.digests]
+                self._newest_digests = [(self._began.position, self._began.digest), *self._newest_digests]
             self._began = None
 
     async def later(
@@ -630,7 +627,8 @@ class SnapshotKeeper:
             self._stored_s, self._fresh_bytes = time.monotonic(), 0
             self.stored_count, self.state_bytes, self.saved_s = self.stored_count + 1, len(whole.state), time.monotonic()
             if self.is_comparable(stored_snapshot.position):
-                self.digests = [*self.digests[1 - _MAX_DIGESTS :], (stored_snapshot.position, stored_snapshot.digest)]
+                newest = (stored_snapshot.position, stored_snapshot.digest)
+                self._newest_digests = [*self._newest_digests[1 - _MAX_DIGESTS :], newest]
 
     def retain_from(self) -> int:
         """Return the position from which the log must be kept. 0: all of it.
@@ -672,6 +670,17 @@ class SnapshotKeeper:
             or one.output_count <= outbox.compared_end
             or (one.position == self._retained and (not outbox.known or one.output_count <= outbox.emitted_end))
         ]
+
+    @property
+    def digests(self) -> list[tuple[int, bytes]]:
+        """Return (position, digest) of the snapshots that nodes may compare, ascending.
+
+        These are the newest ones and the offered ones. Nodes compare them to find a service that has diverged. A node downloads
+        an offered snapshot only if most nodes have reported its digest, so every offered one has to be among them.
+        """
+        offered = [] if self._began is not None else self.offers()
+        comparable = {snapshot.position: snapshot.digest for snapshot in offered if self.is_comparable(snapshot.position)}
+        return sorted((comparable | dict(self._newest_digests)).items())
 
     def offers(self) -> list[StoredSnapshot]:
         """Return the newest snapshots that other nodes may download. Their outputs were compared, and they belong to this log."""

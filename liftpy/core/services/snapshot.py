@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
@@ -55,7 +55,7 @@ _CERTAIN = 2
 """Number of agreeing nodes that is preferred to a newer snapshot of fewer nodes."""
 _MAX_STATUS_CHARS = 200
 MAX_POSITIONS = 16
-"""Maximum number of positions kept for each service of each node."""
+"""Maximum number of positions kept for each service of each node, besides ``BEGINNING``."""
 MAX_NODES = 16
 BEGINNING = 0
 """Position before all records. Its digest is that of the service's parameters."""
@@ -460,6 +460,8 @@ class StateComparison:
     """
 
     _told: dict[str, dict[int, bytes]] = field(default_factory=dict)
+    _reported: dict[str, Set[int]] = field(default_factory=dict)
+    """Positions in the last report of each node: its newest snapshots, and those that it offers to other nodes."""
     _lives: dict[str, int] = field(default_factory=dict)
 
     def set_digests(self, node: str, life: int, snapshots: Mapping[int, bytes]) -> None:
@@ -473,10 +475,12 @@ class StateComparison:
         if node not in self._told and len(self._told) >= MAX_NODES:
             return
         self._lives[node] = life
-        known = self._told.setdefault(node, {}) | {p: d for p, d in snapshots.items() if len(d) == DIGEST_SIZE_BYTES}
-        self._told[node] = {
-            position: known[position] for position in sorted({*sorted(known)[-MAX_POSITIONS:], *(known.keys() & {BEGINNING})})
-        }
+        reported = {p: d for p, d in snapshots.items() if len(d) == DIGEST_SIZE_BYTES}
+        known = self._told.get(node, {}) | reported
+        by_priority = sorted(known.keys() - {BEGINNING}, key=lambda position: (position in reported, position))
+        kept = {*by_priority[-MAX_POSITIONS:], *(known.keys() & {BEGINNING})}
+        self._reported[node] = reported.keys()
+        self._told[node] = {position: known[position] for position in sorted(kept)}
 
     def difference(self, own: str) -> Difference | None:
         """Return the first snapshot position at which the node ``own`` is in the minority. None: there is no difference.
@@ -501,7 +505,8 @@ class StateComparison:
     def agreed(self, own: str) -> dict[int, tuple[bytes, int]]:
         """Return the snapshots that most nodes other than ``own`` have: (digest, number of nodes) by position.
 
-        Positions without a majority are left out.
+        Positions without a majority are left out. Of more than ``MAX_POSITIONS``, those in the last reports are returned first,
+        because a node can download only what another one still has, then the newest.
         """
         reports = [digests for node, digests in self._told.items() if node != own]
         votes_at = {}
@@ -509,4 +514,6 @@ class StateComparison:
             votes = Counter(digests[position] for digests in reports if position in digests).most_common(2)
             if len(votes) == 1 or votes[0][1] > votes[1][1]:
                 votes_at[position] = votes[0]
-        return dict(list(votes_at.items())[-MAX_POSITIONS:])
+        current = set().union(*(positions for node, positions in self._reported.items() if node != own))
+        chosen = sorted(votes_at, key=lambda position: (position in current, position))[-MAX_POSITIONS:]
+        return {position: votes_at[position] for position in sorted(chosen)}

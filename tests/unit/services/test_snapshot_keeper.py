@@ -109,6 +109,8 @@ async def test_service_snapshot_keeper_after_restarts_keeps_the_snapshot_from_wh
         await world.take_snapshots(2)
         assert world.keeper.retain_from() == 15
         assert [stored.position for stored in world.keeper.offers()] == [15]
+        world.keeper.confirm_first_state()
+        assert 15 in dict(world.keeper.digests), "no node downloads a snapshot whose digest is not reported"
     end = world.machine.position
     assert world.store.positions() == [15, end - 10, end - 5, end]
     world.outbox.compared_end = end

@@ -56,6 +56,17 @@ def test_service_state_comparison_keeps_a_bounded_number_of_nodes_and_positions(
     assert oldest.difference("n1") == Difference(2, ("n2", "n3"), diverged=True), "position 1 is dropped"
 
 
+def test_service_state_comparison_with_many_newer_snapshots_keeps_the_agreement_on_an_old_one_that_nodes_still_report() -> None:
+    """The nodes offer the old one to a node that has lost its snapshots."""
+    made = StateComparison()
+    for newest in range(100, 100 + 3 * MAX_POSITIONS):
+        for node in ("n2", "n3"):
+            made.set_digests(node, 1, {10: A, newest + (node == "n3"): B})
+    agreed = made.agreed("n1")
+    assert agreed[10] == (A, 2)
+    assert len(agreed) <= MAX_POSITIONS
+
+
 def test_service_state_comparison_of_different_service_parameters_reports_divergence() -> None:
     same = dict.fromkeys(range(1, 50), A)
     made = agreement(n1={0: A} | same, n2={0: A} | same, n3={0: B} | same)
