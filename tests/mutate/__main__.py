@@ -26,7 +26,7 @@ import tempfile
 from pathlib import Path
 
 from tests.mutate.operators import Mutant, make_mutants
-from tests.mutate.runner import ROOT, Tree, preload
+from tests.mutate.runner import ROOT, Tree, preload, scripts_that_run
 
 
 def shipped_files(package: str, root: Path = ROOT) -> list[str]:
@@ -91,11 +91,19 @@ def _known(results: Path) -> dict[str, dict[str, str]]:
 
 def _try_all(mutants: list[Mutant], turn: int, jobs: int, results: Path, options: argparse.Namespace) -> None:
     tests: list[str] = options.tests
+    path: Path | None = options.script_lines
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path else []
     with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
         tree = Tree(Path(folder) / "tree")
         for mutant in mutants[turn::jobs]:
             outcome = tree.attempt(
-                mutant, options.limit, wide=options.wide, tests=tests, seeds=options.world, only_world=options.only_world
+                mutant,
+                options.limit,
+                wide=options.wide,
+                tests=tests,
+                seeds=options.world,
+                only_world=options.only_world,
+                scripts=scripts_that_run(mutant, (ROOT / mutant.file).read_text(encoding="utf-8"), rows) if rows else None,
             )
             print(f"{outcome.verdict:9} {outcome.seconds:5.1f} s  {mutant.id}  {outcome.by}", flush=True)
             row: dict[str, object] = {"id": mutant.id, "digest": _digest(mutant), "verdict": outcome.verdict, "by": outcome.by}
@@ -147,6 +155,11 @@ def main() -> int:
     )
     parser.add_argument(
         "--world", type=int, default=0, help="seeds of tests.simulation.world for mutants that no test notices, default 0"
+    )
+    parser.add_argument(
+        "--script-lines",
+        type=Path,
+        help="file with the output of tests.simulation.world.scripts --reached FOLDERS --json: run only the scripts that run the mutant",
     )
     parser.add_argument("--only-world", action="store_true", help="run the scripts and seeds of shipped nodes, and no tests")
     parser.add_argument("--jobs", type=int, default=1, help="processes, default 1")

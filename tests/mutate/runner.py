@@ -5,6 +5,7 @@ Each run is a fork with its own process group. The libraries of others are impor
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib
 import os
@@ -15,6 +16,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.mutate.operators import Mutant
 
@@ -30,6 +32,29 @@ _POLL_S = 0.02
 _WALL_PER_CPU = 4
 _NO_TESTS = (3, 4, 5)
 """Exit codes of pytest that say nothing about the code: internal error, wrong use, no test collected."""
+
+
+def scripts_that_run(mutant: Mutant, text: str, rows: list[dict[str, Any]]) -> list[str] | None:
+    """Return the names of the scripts that run the lines of a mutant, those first that run the fewest lines of its module.
+
+    Args:
+        mutant: The mistake.
+        text: Text of its module.
+        rows: What ``python -m tests.simulation.world.scripts --reached FOLDERS --json`` has printed, a row for each script.
+
+    Returns:
+        The names. None: all scripts run the lines when they import the module.
+    """
+    functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    if not any(node.body[0].lineno <= mutant.line <= (node.end_lineno or 0) for node in functions):
+        return None
+    lines = range(mutant.line, mutant.line + text.count("\n", mutant.start, mutant.end) + 1)
+    chosen = []
+    for row in rows:
+        ran = set(row["reached"].get(mutant.file, ()))
+        if not ran.isdisjoint(lines):
+            chosen.append((len(ran), row["script"]))
+    return [name for _, name in sorted(chosen)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +139,7 @@ class Tree:
         tests: list[str] | None = None,
         seeds: int = 0,
         only_world: bool = False,
+        scripts: list[str] | None = None,
     ) -> Outcome:
         """Run the tests of the mutated module. The first failure ends the run, unless ``tests`` is given.
 
@@ -124,6 +150,7 @@ class Tree:
             tests: Files and folders of tests to run instead. All of them run, also after a failure.
             seeds: Seeds of shipped nodes in virtual time to run after their scripts, if no test notices the mutant. 0: neither.
             only_world: Run no tests.
+            scripts: Names of the scripts to run before the seeds. None: all.
         """
         path = self.folder / mutant.file
         text = path.read_text(encoding="utf-8")
@@ -137,7 +164,8 @@ class Tree:
             _write(path, changed)
             outcome = self._run(chosen, limit_s, all_tests=bool(tests)) if chosen else Outcome("no tests", "", 0.0)
             if outcome.verdict != "killed":
-                for command in [_WORLD_SCRIPTS, *map(_WORLD.format, range(1, seeds + 1))] if seeds else ():
+                some_scripts = [" ".join([_WORLD_SCRIPTS, *(scripts or ())])] if scripts is None or scripts else []
+                for command in [*some_scripts, *map(_WORLD.format, range(1, seeds + 1))] if seeds else ():
                     found = self._run_world(command, limit_s)
                     outcome = Outcome(found.verdict, found.by, outcome.seconds + found.seconds)
                     if found.verdict == "killed":

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tests.mutate.__main__ import changed_lines, choose
 from tests.mutate.cover import choose_cover
-from tests.mutate.operators import make_mutants
-from tests.mutate.runner import Tree
+from tests.mutate.operators import Mutant, make_mutants
+from tests.mutate.runner import Tree, scripts_that_run
 
 SOURCE = '''"""A module."""
 
@@ -87,6 +87,23 @@ def test_mutation_selection_since_a_revision_contains_only_mutants_of_changed_li
     path.write_text(path.read_text(encoding="utf-8").replace("n < 4", "n < 5"), encoding="utf-8")
     assert changed_lines("HEAD", tmp_path) == {"liftpy/bound.py": {6}}
     assert {mutant.line for mutant in choose([], "HEAD", 0, 1, tmp_path)} == {6}
+
+
+def test_mutant_of_a_function_is_tried_with_the_scripts_that_run_its_lines() -> None:
+    text = "LIMIT = 1\n\n\ndef double(x):\n    return x * 2\n\n\ndef half(x):\n    return x / 2\n"
+    rows = [
+        {"script": "runs both", "reached": {"m.py": [5, 9]}},
+        {"script": "runs half", "reached": {"m.py": [9]}},
+        {"script": "runs another module", "reached": {"other.py": [5, 9]}},
+    ]
+
+    def mutant(line: int) -> Mutant:
+        start = sum(len(text) for text in text.splitlines(keepends=True)[: line - 1])
+        return Mutant("m.py", line, start, start + 1, "", "dropped")
+
+    assert scripts_that_run(mutant(9), text, rows) == ["runs half", "runs both"]
+    assert scripts_that_run(mutant(5), text, rows) == ["runs both"]
+    assert scripts_that_run(mutant(1), text, rows) is None
 
 
 def test_mutant_cover_leaves_out_tests_that_notice_no_mutant_alone() -> None:

@@ -59,9 +59,13 @@ def _load() -> list[str]:
 def main() -> int:
     """Play the scripts."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help="names of scripts or parts of them, default: all that do not take long")
+    parser.add_argument(
+        "names", nargs="*", help="names of scripts or parts of them, in this order; default: all that do not take long"
+    )
     parser.add_argument("--long", action="store_true", help="play also the scripts that take long")
-    parser.add_argument("--json", action="store_true", help="print one line of JSON for each script")
+    parser.add_argument(
+        "--json", action="store_true", help="print one line of JSON for each script, with --reached also the lines that it runs"
+    )
     parser.add_argument("--trace", help="name of a script: print its history line by line")
     parser.add_argument(
         "--reached", nargs="+", default=[], help="folders of the shells: list the lines in them that no script runs"
@@ -85,10 +89,9 @@ def main() -> int:
         return 1 if outcome.violations else 0
     failed, cpu_s = 0, 0.0
     reached: dict[str, set[int]] = {}
-    for name in names:
-        chosen = any(part in name for part in options.names) if options.names else options.long or not SCRIPTS[name][1].long
-        if not chosen:
-            continue
+    ordinary = [name for name in names if options.long or not SCRIPTS[name][1].long]
+    named = dict.fromkeys(name for part in options.names for name in names if part in name)
+    for name in named if options.names else ordinary:
         seed = options.seed if options.seed is not None else _seed_of(name)
         outcome = in_a_fork(_player(name, seed, measured, options.reached))
         violations = ["the simulator itself has failed"] if outcome is None else outcome.violations
@@ -97,14 +100,17 @@ def main() -> int:
         for file, lines in outcome.reached.items() if outcome is not None else ():
             reached.setdefault(file, set()).update(lines)
         if options.json:
-            print(json.dumps({"script": name, "seed": seed, "violations": violations}), flush=True)
+            row: dict[str, object] = {"script": name, "seed": seed, "violations": violations}
+            if options.reached and outcome is not None:
+                row["reached"] = {file: sorted(lines) for file, lines in outcome.reached.items()}
+            print(json.dumps(row), flush=True)
         else:
             found = "".join(f"\n    {text}" for text in violations[:8])
             took = f"{outcome.cpu_s:.1f} s" if outcome is not None else ""
             print(f"{'FAILED' if violations else 'ok'} {name} seed={seed} {took}{found}", flush=True)
         if violations and options.first_failure:
             break
-    if options.reached:
+    if options.reached and not options.json:
         print(report(options.reached, reached))
     if not options.json:
         print(f"{failed} scripts fail, {cpu_s:.1f} s of CPU")
