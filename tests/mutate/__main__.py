@@ -159,7 +159,7 @@ def main() -> int:
     parser.add_argument(
         "--script-lines",
         type=Path,
-        help="file with the output of tests.simulation.world.scripts --reached FOLDERS --json: run only the scripts that run the mutant",
+        help="output of tests.simulation.world.scripts --reached FOLDERS --json: run only the scripts that run the mutated lines",
     )
     parser.add_argument("--only-world", action="store_true", help="run the scripts and seeds of shipped nodes, and no tests")
     parser.add_argument("--jobs", type=int, default=1, help="processes, default 1")
