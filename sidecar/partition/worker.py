@@ -196,11 +196,7 @@ class PartitionWorker(PartitionShell):
         self.states.written = self._state_written
         self.trace()
 
-    # Bound methods: a closure needs three times their memory, and a node has thousands of partitions.
-    def _standby_lost(self, count: int) -> None:
-        self._node.drops.count(str(self.key), "standby_overflow", count)
-
-    def _standby_unreadable(self, error: LiftError) -> None:
+    def standby_unreadable(self, error: LiftError) -> None:
         logger.error("standby buffer not compared with the log partition=%s error=%s", self.key, error)
 
     def publishes_dropped(self, reason: str, count: int) -> None:
@@ -230,19 +226,9 @@ class PartitionWorker(PartitionShell):
 
     def _standby(self, node: NodeTools, own_subject: str) -> Standby:
         bounds = node.settings.replication
-        return Standby(
-            shell=node.links.standby,
-            reader=self._decoder(own_subject),
-            replica=self.replica,
-            log=self.log,
-            ids=self.log_state.ids,
-            buffer=StandbyBuffer(node.standby_memory, bounds.standby_bytes, round(bounds.standby_age_s * NS_PER_S)),
-            now_ns=clock.now_ns,
-            wall_ns=node.clocks.stamp_ns,
-            rules=StandbyReplayRules(uncertainty_ns=round(bounds.lease_s * NS_PER_S)),
-            on_lost=self._standby_lost,
-            on_unreadable=self._standby_unreadable,
-        )
+        buffer = StandbyBuffer(node.standby_memory, bounds.standby_bytes, round(bounds.standby_age_s * NS_PER_S))
+        rules = StandbyReplayRules(uncertainty_ns=round(bounds.lease_s * NS_PER_S))
+        return Standby(self, node.links.standby, self._decoder(own_subject), buffer, rules, node.clocks.stamp_ns)
 
     # ---- events -------------------------------------------------------------------------------------------------------
     def announce_change(self) -> None:

@@ -41,7 +41,7 @@ from liftpy.core.publish.message_decoder import (
     split_at,
     split_late,
 )
-from liftpy.core.publish.ports import IngestPartition, IngestShell, StandbySubscription, Subscription
+from liftpy.core.publish.ports import IngestShell, PublishPartition, StandbySubscription, Subscription
 from liftpy.core.publish.producer_state import (
     RECORDS_LOST,
     Claim,
@@ -177,7 +177,7 @@ class Ingest:
 
     def __init__(
         self,
-        partition: IngestPartition,
+        partition: PublishPartition,
         shell: IngestShell,
         reader: MessageDecoder,
         config: ReplicationConfig,
