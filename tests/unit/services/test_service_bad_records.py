@@ -232,16 +232,13 @@ class Node(FeederNode):
     def __init__(self, log: FakeLog, data: Path, factory: type[Brittle], *, leads: bool = False, fetcher: Any = None) -> None:
         super().__init__(log, data, factory, kept=3, fetcher=fetcher)
         self.role = Role.LEADER
-        self.leads, self.decisions, self.refuse_decisions = leads, 0, False
+        self.is_beside_leader, self.decisions, self.refuse_decisions = leads, 0, False
 
-    def is_beside_leader(self) -> bool:
-        return self.leads
-
-    async def decide_to_skip(self, failing: FailedUnit) -> None:
+    async def pass_over(self, identity: Identity, decision: SkipDecision, record: Record, error: str) -> None:
         if self.refuse_decisions:
             raise UnavailableError("nobody")
         self.decisions += 1
-        self.log.append(b"why", headers=SkipDecision("brittle", failing.unit, 1).headers())
+        self.log.append(b"why", headers=decision.headers())
 
     async def at(self, position: int) -> None:
         await self.until(lambda: self.machine.position == position and self.feeder.failing is None)
