@@ -137,6 +137,6 @@ def create_node_tools(
         proposals=Proposals(group, node_id, incarnation),
         reads=ReadTools(links.reads, subjects, inboxes, timers, counters, read_budget, ports.instruments, host),
         transfers=LeadershipTransfers(links),
-        deletions=Deletions(group, node_id, decides=lambda: group.decides),
+        deletions=Deletions(group, node_id),
         image=lambda: group.image,
     )
