@@ -136,8 +136,6 @@ class PartitionServices:
         self._node_id = node_id
         self._subjects = subjects
         self._transfer_leadership = transfer_leadership
-        self.mark_changed: Callable[[], None] = lambda: None
-        """Callback when the first service of a partition may have appeared."""
         self._agreements: dict[str, StateComparison] = {}
         self._differences: dict[str, Difference | None] = {}
         self._versions = CodeVersions()
@@ -208,7 +206,7 @@ class PartitionServices:
         before = self._sessions.condition(hello.service)
         self._carry_out(self._sessions.hello(hello, inbox, self._view(), clock.now_ns()))
         if self._sessions.condition(hello.service) != before:
-            self.mark_changed()
+            self._partition.mark_changed()
             self._report_within()
         if len(self._sessions) and not self._checks:
             self._expire()
@@ -394,7 +392,7 @@ class PartitionServices:
         logger.warning(
             "service ended partition=%s service=%s kind=%s reason=%s", self.key, ended.service, ended.ending, ended.reason
         )
-        self.mark_changed()
+        self._partition.mark_changed()
         self._report_within()
         now_ns, event_times_ns = clock.now_ns(), self._events_ns
         if len(event_times_ns) == _EVENTS and now_ns - event_times_ns[0] < _EVENTS_EVERY_NS:

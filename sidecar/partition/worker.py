@@ -16,7 +16,6 @@ import secrets
 import time
 import zlib
 from collections.abc import Callable, Mapping
-from functools import partial
 from weakref import WeakSet
 
 from liftpy.config import NS_PER_S, FlushMode, StreamConfig
@@ -125,8 +124,6 @@ class PartitionWorker(PartitionShell):
         """Paths of existing files that recovery has quarantined."""
         self.damage_offset = -1
         """First missing offset of the damage that the last start found. -1: none."""
-        self.mark_changed: Callable[[], None] = partial(node.changed_partitions.add, self)
-        """Function that marks the partition as changed for the metrics."""
         self.state: PartitionState | None = None
         self.replica = _replica(node, key)
         own_subject, node_id = data_subject(subject, key.partition), node.settings.node_id
@@ -154,7 +151,7 @@ class PartitionWorker(PartitionShell):
         )
         self.fetches = FetchClient(node.router, node.subjects, key, node_id, feed, node.counters, node.instruments)
         self.flusher = Flusher(self, node.pool, node.timers, node.flush_times, node.flush_runner)
-        self.states = StateCheckpoints(self.log_state, log, key, node.settings.replication, self.flusher, node.pool)
+        self.states = StateCheckpoints(self, node.settings.replication, self.flusher, node.pool)
         self.services: PartitionServices | NoServices = NoServices(feed)
         self.fetched, self.state_fetcher = self.fetches.fetched, self.states.state_fetcher
         self._deadlines: dict[str, Timer] = {}
@@ -166,7 +163,6 @@ class PartitionWorker(PartitionShell):
         """Return the services of this partition. The first message of a service creates the object."""
         if isinstance(self.services, NoServices):
             self.services = self._services(self._node)
-            self.services.mark_changed = self.mark_changed
         return self.services
 
     def _services(self, node: NodeTools) -> PartitionServices:
@@ -187,8 +183,7 @@ class PartitionWorker(PartitionShell):
 
     def _join_parts(self) -> None:
         self.log.on_damage = self._restart_for_repair
-        for part in (self.ingest.reader, self.standby, self.reads, self.replay, self.states):
-            part.mark_changed = self.mark_changed
+        self.ingest.reader.mark_changed = self.reads.mark_changed = self.mark_changed
         self.replication.state_server = self.states.state_server
         self.fetches.state_fetcher = self.states.state_fetcher
         self.reads.set_state_server(self.states.state_server)
@@ -198,6 +193,9 @@ class PartitionWorker(PartitionShell):
 
     def standby_unreadable(self, error: LiftError) -> None:
         logger.error("standby buffer not compared with the log partition=%s error=%s", self.key, error)
+
+    def mark_changed(self) -> None:
+        self._node.changed_partitions.add(self)
 
     def publishes_dropped(self, reason: str, count: int) -> None:
         self.mark_changed()

@@ -98,6 +98,9 @@ class PartitionShell(ABC):
     def appended(self, data: bytes | memoryview, *, leads: bool) -> None:  # noqa: B027 - most shells have nothing to note
         """Note that the batches ``data`` were appended, as leader or as follower. The simulator checks them."""
 
+    def mark_changed(self) -> None:  # noqa: B027 - the simulator has no metrics
+        """Note that counters of the partition may have changed, for the metrics."""
+
     # ---- the log ---------------------------------------------------------------------------------------------------------
     def feed_log_opened(self) -> None:
         """Feed the content of the opened log to the replica, as its first event. Later compactions are fed as events."""

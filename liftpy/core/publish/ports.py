@@ -72,6 +72,9 @@ class PublishPartition(Protocol):
     def publishes_dropped(self, reason: str, count: int) -> None:
         """Note that ``count`` publishes were dropped. This node does not answer them."""
 
+    def mark_changed(self) -> None:
+        """Note that counters of the partition may have changed, for the metrics."""
+
     def ingest_left(self) -> None:
         """Transfer the leadership, because this leader has unsubscribed, and standby followers receive the publishes."""
 

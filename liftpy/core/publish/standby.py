@@ -549,7 +549,7 @@ class Standby:
     __slots__ = (
         "_high_watermarks", "_leader", "_log_ends", "_log_state", "_partition", "_received", "_replay_count", "_settings",
         "_settings_changed_ns", "_shell", "_subscription", "_uncertainty_ns", "_wall_ns", "buffer", "counters", "log",
-        "mark_changed", "now_ns", "reader", "replica", "rules",
+        "now_ns", "reader", "replica", "rules",
     )  # fmt: skip
 
     def __init__(
@@ -566,8 +566,6 @@ class Standby:
         self._log_state = partition.log_state
         self.reader, self.buffer, self.rules = reader, buffer, rules
         self.counters = StandbyCounters()
-        self.mark_changed: Callable[[], None] = lambda: None
-        """Callback when the counters may have changed."""
         self._subscription: StandbySubscription | None = None
         self._leader = ("", 0, 0)
         """Leader whose publishes this replica buffers: (node, LeaderEpoch, first known incarnation of the node)."""
@@ -645,7 +643,7 @@ class Standby:
 
     def _buffer_received(self) -> None:
         messages, self._received = self._received, []
-        self.mark_changed()
+        self._partition.mark_changed()
         if messages and self._subscription is not None and not self.buffer.add(messages, self.now_ns(), self._log_ends.last_ns):
             self._record_dropped(len(messages))
 
@@ -739,7 +737,7 @@ class Standby:
             backlog = FailoverBacklog(subscription)  # the buffer was cleared in the meantime
         else:
             self.counters.add(replay.counters)
-            self.mark_changed()
+            self._partition.mark_changed()
         for late in self.buffer.blocks:
             backlog.fresh += late.messages
         self._forget()

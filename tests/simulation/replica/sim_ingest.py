@@ -207,6 +207,8 @@ class SimIngest:
     def _wall_ns(self) -> int:
         return self._replica.process.stamp_ns()
 
+    def mark_changed(self) -> None: ...
+
     def standby_unreadable(self, error: LiftError) -> None: ...
 
     def publishes_dropped(self, reason: str, count: int) -> None:

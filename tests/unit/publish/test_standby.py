@@ -73,7 +73,7 @@ class Bench:
         self.ids = RecentIds(120 * S, 1 << 20, lambda: self.now_ns)
         self.partition: Any = SimpleNamespace(
             replica=self.replica, log=self.log, log_state=SimpleNamespace(ids=self.ids), now_ns=lambda: self.now_ns,
-            publishes_dropped=lambda _, count: self.lost.append(count),
+            publishes_dropped=lambda _, count: self.lost.append(count), mark_changed=lambda: None,
         )  # fmt: skip
         reader = MessageDecoder(KEY, "ev", AckPolicy.ALL, InboxRule(("_INBOX.",)))
         buffer = StandbyBuffer(NodeStandbyMemory(node_bytes), bound_bytes, 10 * S)

@@ -46,7 +46,9 @@ class World:
         self.ended: list[Any] = []
         self.moved: list[tuple[str, str]] = []
         self.replica.state = SimpleNamespace(replicas=("n1", "n2", "n3"), isr=("n1", "n2"), leader="n2", passed_over=())
-        partition: Any = SimpleNamespace(key=key, log=log, replica=self.replica, counters=self.counters, feed=self.fed.append)
+        partition: Any = SimpleNamespace(
+            key=key, log=log, replica=self.replica, counters=self.counters, feed=self.fed.append, mark_changed=lambda: None
+        )
         proposals: Any = SimpleNamespace(report_service=lambda key, ended: self.ended.append(ended))
         self.services = PartitionServices(
             partition,
