@@ -162,24 +162,8 @@ class PartitionWorker(PartitionShell):
     def open_services(self) -> PartitionServices:
         """Return the services of this partition. The first message of a service creates the object."""
         if isinstance(self.services, NoServices):
-            self.services = self._services(self._node)
+            self.services = PartitionServices(self, self._node)
         return self.services
-
-    def _services(self, node: NodeTools) -> PartitionServices:
-        return PartitionServices(
-            self,
-            inboxes=node.reads.inboxes,
-            bus=node.links.replication,
-            node_id=node.settings.node_id,
-            ack_ids=node.ack_ids,
-            config=node.settings.replication,
-            timers=node.timers,
-            proposals=node.proposals,
-            subjects=node.subjects,
-            transfer_leadership=self._transfer_for_service,
-            compacted=self.config.is_cleaned,
-            feature_level=lambda: node.image().feature_level,
-        )
 
     def _join_parts(self) -> None:
         self.log.on_damage = self._restart_for_repair
@@ -318,16 +302,11 @@ class PartitionWorker(PartitionShell):
         """
         next_leader = self.replica.standby_successor()
         if next_leader:
-            self._request_transfer(next_leader, "publishes may have gone past it", do.TransferCause.MISSED_PUBLISHES)
+            reason, cause = "publishes may have gone past it", do.TransferCause.MISSED_PUBLISHES
+            self.transfer_leadership(
+                do.TransferLeadership(leader_epoch=self.leader_epoch, toward=next_leader, reason=reason, cause=cause)
+            )
         return bool(next_leader)
-
-    def _transfer_for_service(self, toward: str, reason: str) -> None:
-        self._request_transfer(toward, reason, do.TransferCause.SERVICE)
-
-    def _request_transfer(self, toward: str, reason: str, cause: do.TransferCause) -> None:
-        self.transfer_leadership(
-            do.TransferLeadership(leader_epoch=self.leader_epoch, toward=toward, reason=reason, cause=cause)
-        )
 
     # ---- effects -------------------------------------------------------------------------------------------------------
     def execute(self, effect: Effect) -> None:
