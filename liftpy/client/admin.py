@@ -292,7 +292,7 @@ class Admin(NodeRequests):
         Args:
             internal: If True, include the internal streams of the cluster. Default False.
         """
-        streams = (await self._metadata.describe()).streams()
+        streams = await self._streams.list_streams()
         return [StreamInfo.of(stream) for stream in streams if internal or not is_internal(stream.name)]
 
     async def alter_stream(

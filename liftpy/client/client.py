@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -13,12 +12,11 @@ from nats.aio.client import Client as NatsConnection
 from liftpy import renamed
 from liftpy.client import positions
 from liftpy.client.admin import Admin
-from liftpy.client.arguments import check_number, check_offset, check_partition
+from liftpy.client.arguments import check_number, check_offset
 from liftpy.client.awaitable_context import AwaitableContext
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.consumer import Consumer, ReadOptions, filter_of
 from liftpy.client.cursor import Cursor
-from liftpy.client.encode_publish import Address
 from liftpy.client.group import Group, GroupOptions, Hook
 from liftpy.client.group_admin import Cursors, GroupCoordinator, Groups, Queues
 from liftpy.client.in_flight import PublishAck, PublishOptions
@@ -31,11 +29,10 @@ from liftpy.client.producer import Partitioner, Producer
 from liftpy.client.progress import ReadProgress
 from liftpy.client.publisher import MessageFields, Publisher
 from liftpy.client.queue import Queue, QueueOptions
-from liftpy.client.retrying import look_up
 from liftpy.client.services import Services
-from liftpy.client.stream_directory import ClientFactories, StreamDirectory, address_of, subject_address
+from liftpy.client.shared_publishers import SharedPublishers
+from liftpy.client.stream_directory import ClientFactories, StreamDirectory
 from liftpy.config import AckPolicy
-from liftpy.core.base.ids import check_published
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.headers import HeadersLike
 from liftpy.core.wire.subjects import Subjects
@@ -158,14 +155,12 @@ class Client:
         self._factories = factories or ClientFactories()
         self._streams = StreamDirectory(MetadataRequests(transport, subjects), self._factories)
         self._closing = CloseOnce("closing of a client")
-        self._publishers: dict[tuple[str, int], Publisher] = {}
-        self._making = asyncio.Lock()
-        """Lock for creating publishers: concurrent calls of ``publish`` create and share one publisher per partition."""
+        self._publishers = SharedPublishers(self._streams)
         self.admin = Admin(self._streams)
         """Streams, placement, nodes and settings of the cluster."""
         self.services = Services(self._streams)
         """Commands and queries to replicated services."""
-        coordinator = GroupCoordinator(self._streams, self.services)
+        self._coordinator = coordinator = GroupCoordinator(self._streams, self.services)
         self.groups = Groups(coordinator)
         """Administration of consumer groups. ``group`` joins one."""
         self.queues = Queues(coordinator)
@@ -189,9 +184,8 @@ class Client:
         await self._closing.run(self._close)
 
     async def _close(self) -> None:
-        publishers, self._publishers = list(self._publishers.values()), {}
         try:
-            await asyncio.gather(*(publisher.close() for publisher in publishers))
+            await self._publishers.close()
         finally:
             await (self._transport.close() if self._owns_connection else self._transport.leave())
 
@@ -263,8 +257,9 @@ class Client:
         wanted = filter_of(subjects, keys)
         if start == "":  # not `if not start`: the offset 0 is a start
             start = "new" if backwards else "earliest"
-        reader = self._streams.reader(stream, partition, options)
-        return Consumer(reader, start, until, after_epoch, wanted=wanted, backwards=backwards)
+        return self._streams.consume(
+            stream, partition, start, until, after_epoch=after_epoch, wanted=wanted, backwards=backwards, options=options
+        )
 
     def consume_many(
         self,
@@ -306,7 +301,8 @@ class Client:
                 async for record in many:
                     print(record.stream, record.partition, record.value)
         """
-        return ManyConsumer(self, names, start, until, positions, subjects=subjects, keys=keys, options=options)
+        wanted = filter_of(subjects, keys)
+        return ManyConsumer(self._streams, names, start, until, positions, wanted=wanted, options=options)
 
     def read_range(
         self,
@@ -474,10 +470,7 @@ class Client:
             ack = await client.publish("orders", b'{"id": 17}', key=b"customer-3")
             print(ack.partition, ack.offset)
         """
-        publisher = self._publishers.get((stream, partition))
-        if publisher is None:
-            made, timeout_s = await look_up(functools.partial(self._own_publisher, stream, partition), stream, timeout_s)
-            publisher = made
+        publisher, timeout_s = await self._publishers.open(stream, partition, timeout_s)
         return await publisher.publish(
             value, key=key, headers=headers, ack=ack, msg_id=msg_id, expected_last=expected_last, timeout_s=timeout_s
         )
@@ -508,22 +501,7 @@ class Client:
                 for number in range(1000):
                     await publisher.send(b"%d" % number)
         """
-
-        async def find(newest: bool) -> Address:
-            return await self._streams.current_address(stream, partition, newest, subject=subject)
-
-        async def opened() -> Publisher:
-            check_published(stream)
-            check_partition(partition)
-            if subject:
-                known = self._streams.cached.get(stream)
-                address = subject_address(subject) if known is None else address_of(known, partition, subject)
-            else:
-                address = await self._streams.address(stream, partition)
-            chosen = options or PublishOptions()
-            return self._factories.publisher(self._transport, stream, partition, address, chosen, find=find)
-
-        return AwaitableContext(opened())
+        return self._streams.open_publisher(stream, partition, subject=subject, options=options)
 
     def producer(
         self,
@@ -607,7 +585,7 @@ class Client:
                 async for record in group:
                     print(record.stream, record.partition, record.value)
         """
-        group = Group(self, name, streams, instance, options or GroupOptions(), on_assigned, on_revoked)
+        group = Group(self._coordinator, name, streams, instance, options or GroupOptions(), on_assigned, on_revoked)
         return AwaitableContext(group.open())
 
     def cursor(self, name: str, stream: str) -> AwaitableContext[Cursor]:
@@ -633,7 +611,7 @@ class Client:
                 async for record in await cursor.consume(until="end"):
                     await cursor.commit(record.offset + 1)
         """
-        return AwaitableContext(Cursor(self, name, stream).open())
+        return AwaitableContext(Cursor(self._coordinator, name, stream).open())
 
     def queue(self, stream: str, group: str, *, options: QueueOptions | None = None) -> AwaitableContext[Queue]:
         """Join a work queue and receive its records one by one.
@@ -662,7 +640,7 @@ class Client:
                     print(job.record.value)
                     await job.ack()
         """
-        return AwaitableContext(Queue(self, stream, group, options or QueueOptions()).open())
+        return AwaitableContext(Queue(self._coordinator, self._publishers, stream, group, options or QueueOptions()).open())
 
     def processing(self, stream: str, what: Record | BatchSlice, *, partition: int = 0) -> AbstractContextManager[Any]:
         """Create a trace span ``process STREAM`` around the processing of a record or slice.
@@ -683,18 +661,6 @@ class Client:
                     print(record.value)
         """
         return self._factories.around(stream, what, partition)
-
-    # ---- inside ------------------------------------------------------------------------------------------------------
-    async def _own_publisher(self, stream: str, partition: int) -> Publisher:
-        """Return the publisher that ``Client.publish`` uses for a partition. All callers share it."""
-        self._transport.must_be_usable()
-        async with self._making:
-            publisher = self._publishers.get((stream, partition))
-            if publisher is None:
-                publisher = self._publishers[stream, partition] = await self.publisher(
-                    stream, partition, options=PublishOptions(message_ids=True)
-                )
-            return publisher
 
     if not TYPE_CHECKING:  # mypy reports the old names
 

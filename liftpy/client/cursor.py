@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from liftpy.client.arguments import check_offset, check_partition
-from liftpy.client.consumer import Consumer, ReadOptions
-from liftpy.client.group_admin import EPOCHS_S, GroupRejectedError, ask_coordinator, epoch_before, name_of
+from liftpy.client.consumer import Consumer, ReadOptions, filter_of
+from liftpy.client.group_admin import EPOCHS_S, GroupCoordinator, GroupRejectedError, ask_coordinator, epoch_before, name_of
 from liftpy.client.positions import Position, Start, Until
 from liftpy.core.base.ids import PartitionKey, check_name
 from liftpy.core.groups.commands import decode_query_answer, partition_of
 from liftpy.core.wire._pb import group_pb2 as pb
 from liftpy.core.wire.subjects import GROUPS_SERVICE
 from liftpy.errors import ConfigError, NotFoundError
-
-if TYPE_CHECKING:
-    from liftpy.client.client import Client
 
 _TIMEOUT_S = 10.0
 
@@ -38,10 +35,10 @@ class Cursor:
                 await cursor.commit(record.offset + 1)
     """
 
-    def __init__(self, client: Client, name: str, stream: str) -> None:
+    def __init__(self, coordinator: GroupCoordinator, name: str, stream: str) -> None:
         self.name = check_name(name, "cursor")
         self.stream = check_name(stream, "stream")
-        self._client = client
+        self._coordinator, self._streams = coordinator, coordinator.streams
         self._home = 0
         """Partition of the groups stream that stores this cursor."""
         self._generation = 0
@@ -52,8 +49,8 @@ class Cursor:
 
     async def open(self) -> Cursor:
         """Open the cursor, and create it if there is none. ``client.cursor`` calls it."""
-        home = await self._client.groups.stream()
-        stream = await self._client._streams.newest_stream(self.stream)
+        home = await self._coordinator.stream()
+        stream = await self._streams.newest_stream(self.stream)
         self._uid = stream.uid
         self._home = partition_of(self.name, len(home.partitions))
         answer = await self._send_command(open=pb.OpenCursor())
@@ -119,7 +116,7 @@ class Cursor:
             epoch = read.leader_epoch if (read.uid, read.offset) == (key.uid, offset) else 0
         if not epoch and offset:
             give_up_at = asyncio.get_running_loop().time() + EPOCHS_S
-            epoch = await epoch_before(self._client._streams, key, offset, give_up_at)
+            epoch = await epoch_before(self._streams, key, offset, give_up_at)
         at = pb.GroupPosition(
             stream=key.stream, uid=key.uid, partition=partition, position=offset, leaderEpoch=epoch, generation=self._generation
         )
@@ -164,15 +161,9 @@ class Cursor:
         at = await self._committed_position(partition)
         if at is not None:
             start = Position(at.uid, at.position, at.leaderEpoch if at.position else 0)
-        consumer = self._client.consume(
-            self.stream,
-            partition,
-            start=start,
-            until=until,
-            subjects=subjects,
-            keys=keys,
-            backwards=backwards,
-            options=options,
+        wanted = filter_of(subjects, keys)
+        consumer = self._streams.consume(
+            self.stream, partition, start, until, wanted=wanted, backwards=backwards, options=options
         )
         if at is None and (await consumer.begin()).uid != self._uid:
             raise self._recreated_error()
@@ -182,7 +173,7 @@ class Cursor:
     async def _committed_position(self, partition: int) -> pb.GroupPosition | None:
         key = await self._key(partition)
         query = pb.GroupQuery(group=self.name).SerializeToString()
-        response = await self._client.services.query(GROUPS_SERVICE, query, partition=self._home, timeout_s=_TIMEOUT_S)
+        response = await self._coordinator.services.query(GROUPS_SERVICE, query, partition=self._home, timeout_s=_TIMEOUT_S)
         answer = decode_query_answer(response.value)
         if answer.code == pb.GROUP_NOT_FOUND:
             return None  # it was deleted
@@ -192,7 +183,7 @@ class Cursor:
 
     async def _key(self, partition: int) -> PartitionKey:
         """Return the key of a partition of the current stream. Raise NotFoundError if the stream was created again."""
-        streams = self._client._streams
+        streams = self._streams
         check_partition(partition)
         stream = await streams.stream(self.stream)
         if stream.uid != self._uid or partition >= len(stream.partitions):  # the answering controller may be behind
@@ -212,7 +203,9 @@ class Cursor:
         )
 
     async def _send_command(self, **what: Any) -> pb.GroupAnswer:
-        answer = await ask_coordinator(self._client.services, self._home, pb.GroupCommand(group=self.name, **what), _TIMEOUT_S)
+        answer = await ask_coordinator(
+            self._coordinator.services, self._home, pb.GroupCommand(group=self.name, **what), _TIMEOUT_S
+        )
         self._check(answer.code, answer.detail)
         return answer
 

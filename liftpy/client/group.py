@@ -23,24 +23,26 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Self
 
 from liftpy.client.arguments import check_bounds
 from liftpy.client.batch_view import BatchSlice, ConsumedRecord, GroupBatch, records_of
 from liftpy.client.consumer import Consumer, ReadOptions, filter_of
 from liftpy.client.fetcher import Fetcher, wait_for_event
-from liftpy.client.group_admin import GroupRejectedError, ask_coordinator, name_of
+from liftpy.client.group_admin import GroupCoordinator, GroupRejectedError, ask_coordinator, name_of
 from liftpy.client.in_flight import now_ns
 from liftpy.client.iteration import Iteration, ResultIterator, end_later
 from liftpy.client.partition_sender import ManyReceipt, ProducerOptions, Source
 from liftpy.client.positions import Position, Start
 from liftpy.client.producer import Producer
 from liftpy.client.retrying import RETRY_S, UNANSWERED
+from liftpy.client.stream_directory import StreamDirectory
 from liftpy.core.base.ids import PartitionKey, check_name
 from liftpy.core.groups import commands
 from liftpy.core.groups.commands import partition_of
 from liftpy.core.groups.group import ADDED_LATER
 from liftpy.core.groups.member import MemberEvent, MemberMachine, PartitionAssigned, PartitionLost, PartitionRevoked
+from liftpy.core.metadata.image import StreamImage
 from liftpy.core.wire import partitioner
 from liftpy.core.wire._pb import group_pb2 as pb
 from liftpy.core.wire.batch import Record
@@ -53,11 +55,6 @@ from liftpy.errors import (
     UnavailableError,
 )
 from liftpy.nats.cancellation import CloseOnce, end_tasks
-
-if TYPE_CHECKING:
-    from liftpy.client.client import Client
-    from liftpy.client.stream_info import StreamInfo
-    from liftpy.core.metadata.image import StreamImage
 
 logger = logging.getLogger("liftpy.client")
 
@@ -150,7 +147,7 @@ class Group:
     """
 
     def __init__(
-        self, client: Client, name: str, streams: Sequence[str], instance: str, options: GroupOptions,
+        self, coordinator: GroupCoordinator, name: str, streams: Sequence[str], instance: str, options: GroupOptions,
         on_assigned: Hook | None, on_revoked: Hook | None,
     ) -> None:  # fmt: skip
         self._tasks: list[asyncio.Task[None]] = []
@@ -159,7 +156,8 @@ class Group:
             raise ConfigError("A group needs a list of streams, by name or pattern. For example ['orders', 'pay-*'].")
         if instance:
             check_name(instance, "instance")
-        self._client, self._wanted, self._instance, self._options = client, tuple(streams), instance, options
+        self._coordinator, self._streams = coordinator, coordinator.streams
+        self._wanted, self._instance, self._options = tuple(streams), instance, options
         self._hooks = on_assigned, on_revoked
         self._machine: MemberMachine | None = None
         self._partition = 0
@@ -202,9 +200,9 @@ class Group:
     # ---- life ------------------------------------------------------------------------------------------------------------
     async def open(self) -> Group:
         """Find the coordinator and join the group. ``client.group`` calls it."""
-        home = await self._client.groups.stream()
+        home = await self._coordinator.stream()
         self._partition = partition_of(self.name, len(home.partitions))
-        known, self._last_check_s = self._known_streams(await self._client._streams.newest_streams()), time.monotonic()
+        known, self._last_check_s = self._known_streams(await self._streams.newest_streams()), time.monotonic()
         if not known:
             raise NotFoundError(f"No stream matches {', '.join(self._wanted)}. Check the names with `liftpy stream list`.")
         self._at_open = {stream.name: stream for stream in known}
@@ -443,7 +441,7 @@ class Group:
         """
         session_s = self._options.session_s
         copying = GroupCopy(
-            self._client, self, target, transform, partition_for=partition_for, options=options, session_s=session_s
+            self._streams, self, target, transform, partition_for=partition_for, options=options, session_s=session_s
         )
         await copying.run()
 
@@ -681,14 +679,14 @@ class Group:
         return refused
 
     async def _send_command(self, command: pb.GroupCommand, timeout_s: float) -> pb.GroupAnswer:
-        return await ask_coordinator(self._client.services, self._partition, command, timeout_s)
+        return await ask_coordinator(self._coordinator.services, self._partition, command, timeout_s)
 
     def _fail(self, error: Exception) -> None:
         self._error = self._error or error
         self._news.set()
 
     # ---- streams and their readers -----------------------------------------------------------------------------------------
-    def _known_streams(self, listed: Sequence[StreamImage | StreamInfo]) -> list[pb.KnownStream]:
+    def _known_streams(self, listed: Sequence[StreamImage]) -> list[pb.KnownStream]:
         """Return the streams in ``listed`` that this member reads. Raises GroupRejectedError if they are too many."""
         streams = {
             stream.name: stream
@@ -710,9 +708,9 @@ class Group:
 
     async def _refresh_streams(self, machine: MemberMachine) -> None:
         has_changed, self._last_check_s = self._last_check_s == -math.inf, time.monotonic()
-        streams = self._client._streams
+        streams = self._streams
         try:  # after a change, the answer of a controller that is behind would be of no use
-            listed = await (streams.newest_streams() if has_changed else self._client.admin.list_streams())
+            listed = await (streams.newest_streams() if has_changed else streams.list_streams())
             machine.reads(self._known_streams(listed))
         except ClientClosedError:
             raise
@@ -730,10 +728,9 @@ class Group:
         self._committed.pop(gained.key, None)
         key, position, options = gained.key, gained.position, self._options
         epoch = gained.leader_epoch if position > 0 else 0
-        consumer = self._client.consume(
-            key.stream, key.partition, start=Position(key.uid, position, epoch) if position >= 0 else self._start_of(gained),
-            options=options.read, subjects=options.subjects, keys=options.keys,
-        )  # fmt: skip
+        start = Position(key.uid, position, epoch) if position >= 0 else self._start_of(gained)
+        wanted = filter_of(options.subjects, options.keys)
+        consumer = self._streams.consume(key.stream, key.partition, start, wanted=wanted, options=options.read)
         owned = self._owned[key] = _OwnedPartition(gained, consumer)
         self._fetcher.add(key, partial(_next_slice, weakref.ref(self), owned))
         self._fetcher.start()
@@ -873,10 +870,10 @@ class GroupCopy:
     """
 
     def __init__(
-        self, client: Client, group: Group, target: str, transform: Transform, *,
+        self, streams: StreamDirectory, group: Group, target: str, transform: Transform, *,
         partition_for: PartitionFor | None, options: ProducerOptions | None, session_s: float,
     ) -> None:  # fmt: skip
-        self.client, self.group, self.target, self.transform = client, group, target, transform
+        self.streams, self.group, self.target, self.transform = streams, group, target, transform
         self.partition_for, self.options = partition_for, options
         self.patience_s = _FAREWELLS * session_s
         self.room = asyncio.Event()
@@ -985,7 +982,7 @@ class _PartitionCopy:
 
     async def _copy(self) -> None:
         home, key = self._home, self._key
-        opening = home.client.producer(
+        opening = home.streams.open_producer(
             home.target,
             id=f"{home.group.name}/{key.stream}-{key.partition}/{key.uid}",
             options=home.options,

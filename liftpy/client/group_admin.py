@@ -222,8 +222,8 @@ class GroupCoordinator:
     """
 
     def __init__(self, streams: StreamDirectory, services: Services) -> None:
-        self._streams = streams
-        self._services = services
+        self.streams = streams
+        self.services = services
 
     async def stream(self) -> StreamImage:
         """Return the internal stream of groups, queues and cursors. Create it if needed.
@@ -234,9 +234,9 @@ class GroupCoordinator:
         """
         give_up_at = asyncio.get_running_loop().time() + _PLACED_S
         try:
-            stream = await self._streams.stream(GROUPS_STREAM)
+            stream = await self.streams.stream(GROUPS_STREAM)
         except NotFoundError:
-            stream = await self._streams.requests.open_groups()
+            stream = await self.streams.requests.open_groups()
         while not stream.partitions:
             if asyncio.get_running_loop().time() >= give_up_at:
                 raise UnavailableError(
@@ -244,7 +244,7 @@ class GroupCoordinator:
                     f"few nodes ({INSUFFICIENT_NODES}). Start more nodes, then retry."
                 )
             await asyncio.sleep(_POLL_S)
-            stream = await self._streams.requests.stream(GROUPS_STREAM)
+            stream = await self.streams.requests.stream(GROUPS_STREAM)
         return stream
 
     async def names(self) -> list[tuple[pb.GroupSummary, int]]:
@@ -311,7 +311,7 @@ class GroupCoordinator:
             offset, epoch = (position.offset, position.leader_epoch) if isinstance(position, Position) else (position, 0)
             if not epoch and offset > 0:
                 async with room:
-                    epoch = await epoch_before(self._streams, key, offset, give_up_at)
+                    epoch = await epoch_before(self.streams, key, offset, give_up_at)
             return pb.GroupPosition(stream=key.stream, uid=key.uid, partition=key.partition, position=offset, leaderEpoch=epoch)
 
         at = await asyncio.gather(
@@ -334,13 +334,13 @@ class GroupCoordinator:
             partition = await self._partition_of(command.group, "group")
         else:  # a group may be given positions before it has had a member
             partition = partition_of(command.group, len((await self.stream()).partitions))
-        answer = await ask_coordinator(self._services, partition, command, _TIMEOUT_S)
+        answer = await ask_coordinator(self.services, partition, command, _TIMEOUT_S)
         _check(answer.code, answer.detail)
 
     async def _partitions(self) -> int:
         """Return the number of partitions of the groups stream. 0: it does not exist yet."""
         try:
-            return len((await self._streams.stream(GROUPS_STREAM)).partitions)
+            return len((await self.streams.stream(GROUPS_STREAM)).partitions)
         except NotFoundError:
             return 0
 
@@ -352,7 +352,7 @@ class GroupCoordinator:
 
     async def _ask(self, query: pb.GroupQuery, partition: int) -> pb.GroupQueryAnswer:
         question = query.SerializeToString()
-        response = await self._services.query(GROUPS_SERVICE, question, partition=partition, timeout_s=_TIMEOUT_S)
+        response = await self.services.query(GROUPS_SERVICE, question, partition=partition, timeout_s=_TIMEOUT_S)
         answer = decode_query_answer(response.value)
         _check(answer.code, answer.detail)
         return answer

@@ -17,22 +17,19 @@ from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from liftpy.client.batch_view import BatchSlice, ConsumedBatch, ConsumedRecord, records_of
-from liftpy.client.consumer import Consumer, ReadOptions, filter_of
+from liftpy.client.consumer import Consumer, ReadOptions
 from liftpy.client.fetcher import Fetcher, wait_for_event
 from liftpy.client.iteration import Iteration, ResultIterator, end_later
 from liftpy.client.positions import Position, Start, Until, checked_until, resolve_start
+from liftpy.client.stream_directory import StreamDirectory
 from liftpy.core.base.ids import check_name, is_internal, quote
 from liftpy.core.base.strict_json import load_json
+from liftpy.core.metadata.image import StreamImage
+from liftpy.core.wire.filters import NOTHING_LEFT_OUT, Filter
 from liftpy.errors import ConfigError, NotFoundError, OutcomeUnknownError, UnavailableError
 from liftpy.nats.cancellation import end_tasks
-
-if TYPE_CHECKING:
-    from liftpy.client.client import Client
-    from liftpy.client.stream_info import StreamInfo
-    from liftpy.core.metadata.image import StreamImage
 
 logger = logging.getLogger("liftpy.client")
 
@@ -116,25 +113,23 @@ class ManyConsumer:
 
     def __init__(
         self,
-        client: Client,
+        streams: StreamDirectory,
         names: Iterable[str],
         start: Start,
         until: Until,
         positions: Mapping[Place, Position] | None,
         *,
-        subjects: Sequence[str] = (),
-        keys: Sequence[bytes] = (),
+        wanted: Filter = NOTHING_LEFT_OUT,
         options: ReadOptions | None = None,
     ) -> None:
         self._fetcher: Fetcher[Place] = Fetcher()
-        filter_of(subjects, keys)  # an invalid argument is an error now, not later in a task
-        self._client = client
+        self._streams = streams
         self._names = tuple(names)
         self._exact = frozenset(name for name in self._names if not _WILD & set(name))
         self._selects = selects(self._names)
         self._start = resolve_start(start, datetime.now(UTC))
         self._until = checked_until(until)
-        self._subjects, self._keys = subjects, keys
+        self._wanted = wanted
         self._options = options or ReadOptions()
         self._positions = dict(positions or {})
         self._readers: dict[Place, Consumer] = {}
@@ -251,7 +246,7 @@ class ManyConsumer:
         unconfirmed = set(self._missing)
         uids = {
             (stream.name, p.partition): stream.uid
-            for stream in await self._streams(newest=first or bool(unconfirmed))
+            for stream in await self._list_streams(newest=first or bool(unconfirmed))
             if self._selects(stream.name)
             for p in stream.partitions
         }
@@ -273,13 +268,8 @@ class ManyConsumer:
         for place, start in starts.items():
             if isinstance(start, Position):
                 self._returned_ends[place] = (start.offset, start.leader_epoch)
-            self._readers[place] = self._client.consume(
-                *place,
-                start=start,
-                until=self._until,
-                subjects=self._subjects,
-                keys=self._keys,
-                options=bounded_ahead(self._options, ahead),
+            self._readers[place] = self._streams.consume(
+                *place, start, self._until, wanted=self._wanted, options=bounded_ahead(self._options, ahead)
             )
         for place in new:  # without a reference to this consumer, so that it can be dropped
             self._fetcher.add(place, partial(_next_slice, self._iterations, place, self._readers[place]))
@@ -326,11 +316,11 @@ class ManyConsumer:
             self._stop(place, await reader.position() if reader.bounds is not None else None)
             return None
 
-    async def _streams(self, *, newest: bool) -> Sequence[StreamImage | StreamInfo]:
+    async def _list_streams(self, *, newest: bool) -> Sequence[StreamImage]:
         """Return all streams. ``newest``: as they are now. Otherwise the list may be old."""
         if newest:  # a partition that is missing at the start of the read would begin at its first record, not at ``start``
-            return await self._client._streams.newest_streams()
-        return await self._client.admin.list_streams(internal=True)
+            return await self._streams.newest_streams()
+        return await self._streams.list_streams()
 
     # ---- reading -----------------------------------------------------------------------------------------------------
     def batches(self) -> AsyncIterator[ConsumedBatch]:

@@ -16,16 +16,17 @@ from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from liftpy.client.arguments import check_bounds, check_count, check_number, check_wait
 from liftpy.client.consumer import ReadOptions
-from liftpy.client.group_admin import GroupRejectedError, ask_coordinator
+from liftpy.client.group_admin import GroupCoordinator, GroupRejectedError, ask_coordinator
 from liftpy.client.in_flight import now_ns as _now_ns
 from liftpy.client.job_acks import LostRange, Settlements, gaps, is_in, ranges_of, settlement
 from liftpy.client.positions import Bounds
 from liftpy.client.queue_log import QueueLog
 from liftpy.client.retrying import RETRY_S, UNANSWERED
+from liftpy.client.shared_publishers import SharedPublishers
 from liftpy.client.stream_info import StreamInfo
 from liftpy.core.base.ids import PartitionKey, check_name, check_published, is_utf8, quote
 from liftpy.core.groups import commands
@@ -47,9 +48,6 @@ from liftpy.errors import (
     UnavailableError,
 )
 from liftpy.nats.cancellation import CloseOnce, end_tasks
-
-if TYPE_CHECKING:
-    from liftpy.client.client import Client
 
 HORIZON_S = 0.25
 _TAKES = 8
@@ -347,10 +345,13 @@ class Queue:
                 await job.ack()
     """
 
-    def __init__(self, client: Client, stream: str, group: str, options: QueueOptions) -> None:
+    def __init__(
+        self, coordinator: GroupCoordinator, publishers: SharedPublishers, stream: str, group: str, options: QueueOptions
+    ) -> None:
         self.stream = check_name(stream, "stream")
         self.name = check_name(group, "group")
-        self._client, self._options = client, options
+        self._coordinator, self._streams, self._publishers = coordinator, coordinator.streams, publishers
+        self._options = options
         self._member = secrets.token_hex(16)
         self._partition = 0
         self._partitions: deque[_QueuePartition] = deque()
@@ -380,16 +381,16 @@ class Queue:
     # ---- life --------------------------------------------------------------------------------------------------------
     async def open(self) -> Queue:
         """Find the stream and the coordinator. ``client.queue`` calls it."""
-        home = await self._client.groups.stream()
+        home = await self._coordinator.stream()
         self._partition = partition_of(self.name, len(home.partitions))
         if self._options.dead_letters:
-            dead_letters = await self._client.stream(self._options.dead_letters)
+            dead_letters = await self._streams.stream(self._options.dead_letters)
             if has_wildcards(dead_letters.subject) or not dead_letters.answers:
                 raise ConfigError(
                     f"Stream {dead_letters.name} cannot store dead letters. It needs a subject without wildcards, and the ack policy "
                     "leader or all. Choose another stream (QueueOptions(dead_letters=))."
                 )
-        stream = StreamInfo.of(await self._client._streams.newest_stream(self.stream))
+        stream = StreamInfo.of(await self._streams.newest_stream(self.stream))
         self._at_open = {stream.key(partition.partition) for partition in stream.partitions}
         self._set_partitions(stream)
         if any(partition.state.unclean_elected for partition in stream.partitions):
@@ -399,7 +400,7 @@ class Queue:
     async def _check_logs(self) -> None:
         """Raise LogTruncatedError if an unclean election lost records of the queue, and the log is still shorter than before."""
         try:
-            queues = (await self._client.groups.describe(self.name)).queues
+            queues = (await self._coordinator.describe(self.name, "group"))[0].queues
         except (NotFoundError, NotAllowedError):  # it is a new queue, or this user may not describe it
             return
         taken_below = {figures.key: figures.taken_below for figures in queues}
@@ -409,7 +410,7 @@ class Queue:
     def _set_partitions(self, stream: StreamInfo) -> None:
         known = {place.key: place for place in self._partitions}
         keys = [stream.key(partition.partition) for partition in stream.partitions]
-        streams, read = self._client._streams, self._options.read
+        streams, read = self._streams, self._options.read
         self._partitions = deque(
             known.get(key) or _QueuePartition(QueueLog(streams.reader(key.stream, key.partition, read), key, read))
             for key in keys
@@ -624,7 +625,7 @@ class Queue:
         return False
 
     async def _refresh_stream(self) -> bool:
-        self._set_partitions(await self._client.stream(self.stream))
+        self._set_partitions(StreamInfo.of(await self._streams.stream(self.stream)))
         return False
 
     async def _refresh_partitions(self) -> None:
@@ -810,13 +811,13 @@ class Queue:
                 origin["Subject"] = record.subject.encode(*_TEXT)[:_MAX_SUBJECT].decode(*_TEXT)
             own = [(_HEADER + name, value.encode(*_TEXT)) for name, value in origin.items() if value]
             try:
-                await self._client.publish(
-                    self._options.dead_letters,
+                publisher, left_s = await self._publishers.open(self._options.dead_letters, 0, max(timeout_s, 0.1))
+                await publisher.publish(
                     b"" if "value" in omitted else record.value,
                     key=None if "key" in omitted else record.key,
                     headers=own if "headers" in omitted else [*own, *user_headers],  # the record may be a dead letter itself
                     msg_id=sha256(name.encode()).hexdigest()[:32],
-                    timeout_s=max(timeout_s, 0.1),
+                    timeout_s=left_s,
                 )
                 break
             except (PublishRejectedError, ConfigError, ProtocolError) as error:
@@ -958,4 +959,4 @@ class Queue:
     async def _send_command(self, **what: Any) -> pb.GroupAnswer:
         self._number += 1
         command = pb.GroupCommand(group=self.name, number=self._number, **what)
-        return await ask_coordinator(self._client.services, self._partition, command, _COMMAND_S)
+        return await ask_coordinator(self._coordinator.services, self._partition, command, _COMMAND_S)

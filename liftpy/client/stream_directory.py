@@ -17,11 +17,13 @@ from liftpy.client.arguments import check_partition
 from liftpy.client.awaitable_context import AwaitableContext
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.closest_replica import ReplicaSelector
-from liftpy.client.consumer import PartitionReader, ReadOptions, read_range
+from liftpy.client.consumer import Consumer, PartitionReader, ReadOptions, read_range
 from liftpy.client.encode_publish import Address
+from liftpy.client.in_flight import PublishOptions
 from liftpy.client.iteration import Iteration
 from liftpy.client.metadata_requests import MetadataRequests
 from liftpy.client.partition_sender import ProducerOptions, Source, check_answers, name_for
+from liftpy.client.positions import Start, Until
 from liftpy.client.producer import Partitioner, Producer
 from liftpy.client.progress import ReadProgress
 from liftpy.client.publisher import Publisher
@@ -30,6 +32,7 @@ from liftpy.core.base.ids import check_name, check_published, is_utf8, quote
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.metadata.image import INSUFFICIENT_NODES, StreamImage
 from liftpy.core.wire.batch import Record
+from liftpy.core.wire.filters import NOTHING_LEFT_OUT, Filter
 from liftpy.core.wire.producer_note import SourcePosition
 from liftpy.core.wire.subjects import data_subject, matcher
 from liftpy.errors import ConfigError, NoClusterError, NoMajorityError, NotFoundError, OutcomeUnknownError, UnavailableError
@@ -59,7 +62,7 @@ class ClientFactories:
 
 
 class StreamDirectory:
-    """Cache of the descriptions of streams. It also makes readers of their partitions."""
+    """Cache of the descriptions of streams. It also opens consumers, publishers and producers of them."""
 
     def __init__(self, requests: MetadataRequests, factories: ClientFactories | None = None) -> None:
         self.requests = requests
@@ -87,7 +90,11 @@ class StreamDirectory:
     async def newest_streams(self) -> list[StreamImage]:
         """Request all streams as they are now, sorted by name. The rules of ``newest_stream`` apply."""
         state = await _newest(partial(self.requests.describe, linearizable=True))
-        return (await self.requests.describe() if state is None else state).streams()
+        return await self.list_streams() if state is None else state.streams()
+
+    async def list_streams(self) -> list[StreamImage]:
+        """Request all streams, sorted by name. The controller that answers may be behind."""
+        return (await self.requests.describe()).streams()
 
     async def cached_stream(self, stream: str, partition: int, *, refresh: bool = False) -> StreamImage:
         """Return the stream from the cache.
@@ -160,6 +167,43 @@ class StreamDirectory:
         reader = PartitionReader(self.requests.transport, self.requests.subjects, stream, partition, chosen, now, nearest)
         self.factories.trace_reads(reader)
         return reader
+
+    def consume(
+        self,
+        stream: str,
+        partition: int,
+        start: Start,
+        until: Until = None,
+        *,
+        after_epoch: int = 0,
+        wanted: Filter = NOTHING_LEFT_OUT,
+        backwards: bool = False,
+        options: ReadOptions | None = None,
+    ) -> Consumer:
+        """Return a consumer of a partition. ``wanted``: filter of its records. ``Client.consume`` describes the other arguments."""
+        reader = self.reader(stream, partition, options)
+        return Consumer(reader, start, until, after_epoch, wanted=wanted, backwards=backwards)
+
+    def open_publisher(
+        self, stream: str, partition: int = 0, *, subject: str = "", options: PublishOptions | None = None
+    ) -> AwaitableContext[Publisher]:
+        """Open a publisher. ``Client.publisher`` describes the arguments and the errors."""
+
+        async def find(newest: bool) -> Address:
+            return await self.current_address(stream, partition, newest, subject=subject)
+
+        async def opened() -> Publisher:
+            check_published(stream)
+            check_partition(partition)
+            if subject:
+                known = self.cached.get(stream)
+                address = subject_address(subject) if known is None else address_of(known, partition, subject)
+            else:
+                address = await self.address(stream, partition)
+            chosen = options or PublishOptions()
+            return self.factories.publisher(self.requests.transport, stream, partition, address, chosen, find=find)
+
+        return AwaitableContext(opened())
 
     def open_producer(
         self,

@@ -21,7 +21,6 @@ from typing import Any
 from liftpy.client import Client, ReadOptions
 from liftpy.client.consumer import PartitionReader
 from liftpy.config import NS_PER_S
-from liftpy.core.services.bad_records import FailedUnit, SkipDecision
 from liftpy.core.services.effects import EffectNumbering, NumberingDecision
 from liftpy.core.services.machine import ServiceMachine
 from liftpy.core.services.outbox import Outbox
@@ -38,6 +37,7 @@ from liftpy.errors import ConfigError, LiftError, NotFoundError, ProtocolError, 
 from liftpy.nats.transport import Transport
 from liftpy.service.bad_record_writer import DecisionWriter, RecordWriter
 from liftpy.service.effect_runner import EffectRunner
+from liftpy.service.node_orders import NodeOrders
 from liftpy.service.output_writer import Emitter, Router
 from liftpy.service.query_server import QueryServer
 from liftpy.service.record_feeder import Feeder
@@ -102,9 +102,7 @@ class ServiceHost:
         self._inbox = transport.connection.new_inbox()
         self._greeted = False
         """True after the first JoinLog. Later hellos of this host do not replace another instance."""
-        self._order: pb.JoinLog | None = None
-        self._last_contact_s = 0.0
-        """Monotonic time of the last JoinLog, in seconds."""
+        self._orders = NodeOrders(is_same_process=say is not None)
         self._unanswered_hellos = 0
         """Number of hellos since the last answer of the node."""
         self._unbound = False
@@ -210,7 +208,7 @@ class ServiceHost:
     async def _serve(self) -> None:
         """Restore the state, then start the tasks that read records, emit outputs, reply, run effects and answer queries."""
         await self._joined.wait()
-        order = self._order
+        order = self._orders.last
         assert order is not None
         settings = self._settings
         identity = Identity(settings.service, settings.stream, order.streamUid, settings.partition)
@@ -233,7 +231,7 @@ class ServiceHost:
             max_bytes=settings.read_max_bytes,
         )
         peers = (self._transport, self._subjects, settings, identity, store)
-        self._fetcher = SnapshotFetcher(self._client, *peers, self._valid_order)
+        self._fetcher = SnapshotFetcher(self._client, *peers, lambda: self._orders.valid)
         self._keeper = SnapshotKeeper(store, settings, outbox, self._fetcher)
         if self._reader_of is not None:
             reader = self._reader_of(reading)
@@ -241,13 +239,13 @@ class ServiceHost:
             reader = PartitionReader(self._transport, self._subjects, settings.stream, settings.partition, reading)
         self._feeder = Feeder(
             reader=reader,
-            identity=identity,
             settings=settings,
             keeper=self._keeper,
-            outbox=outbox,
             factory=self._factory,
             emitter=self._emitter,
-            host=self,
+            orders=self._orders,
+            decisions=DecisionWriter(self._client, settings.dead_letter_stream, settings.emit_timeout_s),
+            started=self._machine_started,
         )
         await self._feeder.restart(order.startOffset)
         self._spawn(SnapshotServer(*peers, self._keeper).run())
@@ -264,7 +262,7 @@ class ServiceHost:
             self._queries = QueryServer(self._client, self._transport, self._subjects, settings, self)
             self._spawn(self._queries.run())
 
-    def machine_started(self, machine: ServiceMachine, snapshot: Snapshot | None) -> None:
+    def _machine_started(self, machine: ServiceMachine, snapshot: Snapshot | None) -> None:
         """Use a restored machine. ``snapshot``: its first state. None: it started with an empty state."""
         machine.is_apply_thread = self._at_home
         machine.on_work = self._wake
@@ -312,13 +310,15 @@ class ServiceHost:
             self.fail(error)
 
     def _join_log(self, order: pb.JoinLog) -> None:
-        if order.instance != self._instance or (self._order is not None and order.ackId < self._order.ackId):
+        before = self._orders.last
+        if order.instance != self._instance or (before is not None and order.ackId < before.ackId):
             return
-        if self._order is not None and order.streamUid != self._order.streamUid:
+        if before is not None and order.streamUid != before.streamUid:
             raise NotFoundError(f"Stream {order.stream} was deleted and created again. Restart the service.")
-        if self._feeder is not None and (self._order is None or order.ackId != self._order.ackId):
+        if self._feeder is not None and (before is None or order.ackId != before.ackId):
             self._feeder.ask_again()
-        self._order, self._last_contact_s, self._greeted, self._refusal = order, time.monotonic(), True, ""
+        self._orders.accept(order)
+        self._greeted, self._refusal = True, ""
         self._joined.set()
         if self.machine is not None:
             self._apply_order()
@@ -328,7 +328,8 @@ class ServiceHost:
             return
         if refusal.reason == _Reason.REPLACED and self._greeted:
             # the old order is no longer valid, and the next hello registers again
-            self._greeted, self._last_contact_s = False, -math.inf
+            self._greeted = False
+            self._orders.revoke()
             if self.machine is not None:
                 self._apply_order()
         if refusal.reason == _Reason.WRONG_STREAM:
@@ -353,46 +354,16 @@ class ServiceHost:
             )
         self._refusal = refusal.detail
 
-    def is_beside_leader(self) -> bool:
-        """Return whether this service runs on the node of the partition's leader."""
-        order = self._order
-        return order is not None and order.leads and self._is_valid(order)
-
-    def _valid_order(self) -> pb.JoinLog | None:
-        return self._order if self._order is not None and self._is_valid(self._order) else None
-
-    def _is_valid(self, order: pb.JoinLog) -> bool:
-        """Return whether ``order``, the last order of the node, is still valid by its lease.
-
-        An order of a node in the same process is always valid.
-        """
-        if self._say is not None:
-            return self._last_contact_s > -math.inf
-        return time.monotonic() - self._last_contact_s < order.leaseMs / 1000
-
-    async def decide_to_skip(self, failing: FailedUnit) -> None:
-        """Append the decision to skip the unit of ``failing``, which this service cannot apply, to the log.
-
-        All nodes skip it when the decision is committed.
-        """
-        order, machine = self._order, self.machine
-        assert order is not None
-        assert machine is not None
-        decision = SkipDecision(self._settings.service, failing.unit, order.leaderEpoch)
-        writer = DecisionWriter(self._client, self._settings.dead_letter_stream, self._settings.emit_timeout_s)
-        await writer.pass_over(machine.identity, decision, failing.error.record, str(failing.error))
-
     @property
     def is_fed(self) -> bool:
         """True if the host gets orders and records: the node's last order is valid, and reads from the node work."""
-        order = self._order
         feeding = self._refusal or (self._feeder.problem if self._feeder is not None else "")
-        return order is not None and self._is_valid(order) and not feeding
+        return self._orders.valid is not None and not feeding
 
     @property
     def has_caught_up(self) -> bool:
         """True if the state has all records that were committed at the time of the last order from the node."""
-        machine, order = self.machine, self._order
+        machine, order = self.machine, self._orders.last
         return machine is not None and order is not None and machine.position > order.highWatermark
 
     @property
@@ -405,14 +376,9 @@ class ServiceHost:
     def leads(self) -> bool:
         return self.machine is not None and self.machine.role is Role.LEADER
 
-    @property
-    def log_start_offset(self) -> int:
-        """First offset of the log, from the last order of the node."""
-        return self._order.startOffset if self._order is not None else 0
-
     def _apply_order(self) -> None:
         """Apply the last order of the node: set the role and the stop position, and report the position of the state to the node."""
-        order, machine, feeder = self._order, self.machine, self._feeder
+        order, machine, feeder = self._orders.last, self.machine, self._feeder
         assert order is not None
         assert machine is not None
         assert feeder is not None
@@ -420,7 +386,7 @@ class ServiceHost:
         known = machine.outbox is None or machine.outbox.known
         # after a rewind, the node orders a FOLLOWER to catch up, which would drop the outputs again
         leads = order.role == pb.SERVICE_LEADER or (order.leads and machine.rewind_epoch == order.leaderEpoch)
-        role = Role.LEADER if leads and self._is_valid(order) and known else Role.FOLLOWER
+        role = Role.LEADER if leads and self._orders.valid is not None and known else Role.FOLLOWER
         if machine.change_role(role, order.leaderEpoch):
             logger.info(
                 "service role changed service=%s role=%s leader_epoch=%d position=%d",
@@ -441,8 +407,8 @@ class ServiceHost:
         self._snapshots_wanted = order.snapshotRequest
         if self._keeper is not None:
             self._keeper.turn = order.turn
-        feeder.stop_at(order.stopPosition if order.stopPosition >= 0 else None)
-        self.acknowledge()
+        feeder.stop_at(order.stopPosition if order.stopPosition >= 0 else None, self._acknowledge)
+        self._acknowledge()
 
     def outputs_written(self) -> None:
         """Let the routers copy new outputs now."""
@@ -451,7 +417,7 @@ class ServiceHost:
 
     def outputs_known(self) -> None:
         """Apply the last order again, because a LEADER must know the end of the output stream."""
-        if self.machine is not None and self._order is not None:
+        if self.machine is not None and self._orders.last is not None:
             self._apply_order()
 
     def outputs_disproven(self) -> None:
@@ -459,9 +425,9 @@ class ServiceHost:
         if self._feeder is not None:
             self._feeder.disproven()
 
-    def acknowledge(self) -> None:
+    def _acknowledge(self) -> None:
         """Report the position of the machine to the node."""
-        order, machine = self._order, self.machine
+        order, machine = self._orders.last, self.machine
         if order is None or machine is None:
             return
         acknowledged = (order.ackId, machine.position)
@@ -491,8 +457,8 @@ class ServiceHost:
             self._upgrade_if_due()
             if self._keeper is not None and self._keeper.must_retain:
                 self._spawn(self._keeper.retain())
-            order = self._order
-            if order is not None and self.leads and not self._is_valid(order):
+            order = self._orders.last
+            if order is not None and self.leads and self._orders.valid is None:
                 logger.warning(
                     "node silent stream=%s node=%s: service is FOLLOWER until it answers", order.stream, self._settings.node
                 )
@@ -515,8 +481,8 @@ class ServiceHost:
         return left_s if left_s > every_s / 2 else left_s + every_s
 
     def _upgrade_if_due(self) -> None:
-        order, machine = self._order, self.machine
-        if order is not None and machine is not None and self.leads and self.is_beside_leader():
+        order, machine = self._orders.last, self.machine
+        if order is not None and machine is not None and self.leads and self._orders.is_beside_leader:
             decision = self._upgrader.due_decision(order, machine)
             if decision is not None:
                 self._spawn(self._upgrader.decide(machine, *decision))
@@ -536,7 +502,7 @@ class ServiceHost:
             service=settings.service,
             stream=settings.stream,
             partition=settings.partition,
-            streamUid=self._order.streamUid if self._order is not None else "",
+            streamUid=self._orders.last.streamUid if self._orders.last is not None else "",
             instance=self._instance,
             first=not self._greeted,
             leaving=leaving,

@@ -14,7 +14,6 @@ import shlex
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from liftpy.client.batch_view import BatchSlice, one_by_one
 from liftpy.client.consumer import PartitionReader
@@ -25,22 +24,21 @@ from liftpy.core.services.bad_records import (
     DecisionMissedError,
     FailedUnit,
     NextStep,
+    SkipDecision,
     Unit,
     decided_unit,
 )
 from liftpy.core.services.machine import ServiceMachine
-from liftpy.core.services.outbox import Outbox
 from liftpy.core.services.service import Role, Service, ServiceFailedError
-from liftpy.core.services.snapshot import Identity, Section, Snapshot
+from liftpy.core.services.snapshot import Section, Snapshot
 from liftpy.core.services.versions import CodeTooNewError, VersionError, from_section
 from liftpy.core.wire.batch import Record
 from liftpy.errors import DataLossError, LiftError, LogTruncatedError, NotFoundError, OffsetOutOfRangeError
+from liftpy.service.bad_record_writer import DecisionWriter
+from liftpy.service.node_orders import NodeOrders
 from liftpy.service.output_writer import Emitter
 from liftpy.service.settings import ServiceSettings
 from liftpy.service.snapshots import SnapshotKeeper
-
-if TYPE_CHECKING:
-    from liftpy.service.host import ServiceHost
 
 logger = logging.getLogger("liftpy.service")
 
@@ -52,29 +50,34 @@ _MAX_DECIDED = 10_000
 
 
 class Feeder:
-    """Passes records from the node to the machine of a service, and restores an earlier snapshot when it is needed."""
+    """Passes records from the node to the machine of a service, and restores an earlier snapshot when it is needed.
+
+    ``started``: called with each new machine and its first state. None as state: the machine started with an empty state.
+    """
 
     def __init__(
         self,
         *,
         reader: PartitionReader,
-        identity: Identity,
         settings: ServiceSettings,
         keeper: SnapshotKeeper,
-        outbox: Outbox | None,
         factory: Callable[[], Service],
         emitter: Emitter | None,
-        host: ServiceHost,
+        orders: NodeOrders,
+        decisions: DecisionWriter,
+        started: Callable[[ServiceMachine, Snapshot | None], None],
     ) -> None:
         self._reader = reader
-        self._identity = identity
+        self._identity = keeper.identity
         self._settings = settings
         self._keeper = keeper
         keeper.is_comparable = self._is_comparable
-        self._outbox = outbox
+        self._outbox = keeper.outbox
         self._factory = factory
         self._emitter = emitter
-        self._host = host
+        self._orders = orders
+        self._decisions = decisions
+        self._started = started
         self._failing: FailedUnit | None = None
         """Unit that the service could not apply. None: none."""
         self._decided: set[Unit] = set()
@@ -94,8 +97,8 @@ class Feeder:
         """Unit whose decision is withdrawn -> offset after the withdrawal. Snapshots below it lack the unit if they skip it."""
         self._stop_position: int | None = None
         """Exclusive: the feeder applies records up to this offset. None: up to the high watermark."""
-        self._told = False
-        """True if the callback was called for this stop position."""
+        self._stop_reached: Callable[[], None] | None = None
+        """Callback for the stop position. None: it was called."""
         self._truncated_at: int | None = None
         """End of the log if it is below the machine's position, so that a snapshot must be restored. None: it is not."""
         self._began: Snapshot | None = None
@@ -111,10 +114,10 @@ class Feeder:
         """Reason why no records arrive, for the status. '': none."""
 
     # ---- calls of the host -------------------------------------------------------------------------------------------------
-    def stop_at(self, position: int | None) -> None:
-        """Apply records up to ``position`` (exclusive). None: up to the high watermark."""
+    def stop_at(self, position: int | None, reached: Callable[[], None] | None = None) -> None:
+        """Apply records up to ``position`` (exclusive), then call ``reached`` once. None: up to the high watermark."""
         if position != self._stop_position:
-            self._stop_position, self._told = position, False
+            self._stop_position, self._stop_reached = position, reached
             self._wake.set()
 
     def cut_at(self, log_end_offset: int) -> None:
@@ -238,7 +241,7 @@ class Feeder:
         if not self._verifying:
             self._keeper.confirm_first_state()
         self._align()
-        self._host.machine_started(machine, snapshot)
+        self._started(machine, snapshot)
 
     async def _supported(
         self, error: CodeTooNewError, wanted: Callable[[Snapshot], bool], needed: Callable[[], bool]
@@ -344,7 +347,7 @@ class Feeder:
         self._decided.update(earlier.skipped_units)
         self._decided.difference_update(self._withdrawn)
         replay_end = max(earlier.position, earlier.replay_end, known_end)
-        log_start = self._host.log_start_offset
+        log_start = self._orders.log_start_offset
         await self.restart(log_start, wanted, needed=needed, replay_end=replay_end, rewind_epoch=rewind_epoch)
 
     def _forget_decisions(self, position: int) -> None:
@@ -366,7 +369,7 @@ class Feeder:
         if cut is not None:
             # the log may differ below the cut too, so only decisions before the snapshot are sure
             self._forget_decisions(await self._keeper.newest_position(cut))
-        log_start = max(self._log_start_offset, self._host.log_start_offset)
+        log_start = max(self._log_start_offset, self._orders.log_start_offset)
         skips, self._lost_skips = sorted(self._lost_skips), set()
         for offset in skips:
             if await self._keeper.newest_position(offset) >= log_start:
@@ -571,7 +574,7 @@ class Feeder:
 
     async def _has_snapshot_before(self, unit: Unit) -> bool:
         """Return whether the log can be replayed from a snapshot at or below ``unit``, or from its first record."""
-        log_start = max(self._log_start_offset, self._host.log_start_offset)
+        log_start = max(self._log_start_offset, self._orders.log_start_offset)
         return await self._keeper.newest_position(unit.offset) >= log_start
 
     async def _records_from(self, offset: int) -> AsyncIterator[Record]:
@@ -634,7 +637,7 @@ class Feeder:
             logger.warning("record skipped service=%s unit=%s: the log has the decision", self._identity, failing.unit)
             await self._skip_unit(failing.unit, decision_end)
         elif decision_end is not None:
-            leads = self._host.is_beside_leader() and not self._has_written_later_outputs()
+            leads = self._orders.is_beside_leader and not self._has_written_later_outputs()
             await self._do(failing.next(self._machine.on_error, leads=leads, now_s=time.monotonic()), failing)
 
     def _has_written_later_outputs(self) -> bool:
@@ -653,13 +656,23 @@ class Feeder:
             await self._rebuild(failing.unit)
         elif step is NextStep.DECIDE:
             try:
-                await self._host.decide_to_skip(failing)
+                await self._decide_to_skip(failing)
                 failing.decided_s = time.monotonic()
             except LiftError as error:
                 self.problem = f"{failing.error}; giving up on it: {error.code}: {error}"
                 await self._wait_for_wake(_PAUSE_S)
         else:
             await self._wait_for_wake(_PAUSE_S)
+
+    async def _decide_to_skip(self, failing: FailedUnit) -> None:
+        """Append the decision to skip the unit of ``failing``, which this service cannot apply, to the log.
+
+        All nodes skip it when the decision is committed.
+        """
+        order = self._orders.last
+        assert order is not None
+        decision = SkipDecision(self._identity.service, failing.unit, order.leaderEpoch)
+        await self._decisions.pass_over(self._identity, decision, failing.error.record, str(failing.error))
 
     def _skip_command(self, unit: Unit) -> str:
         who, timer = self._identity, f" --timer {shlex.quote(unit.timer)}" if unit.timer else ""
@@ -802,9 +815,10 @@ class Feeder:
             self._chunk_records = min(_MAX_CHUNK_RECORDS, self._chunk_records * 2)
 
     def _report_stop_reached(self) -> None:
-        if self._stop_position is not None and self._machine.position >= self._stop_position and not self._told:
-            self._told = True
-            self._host.acknowledge()
+        reached = self._stop_reached
+        if reached is not None and self._stop_position is not None and self._machine.position >= self._stop_position:
+            self._stop_reached = None
+            reached()
 
     async def _skip(self, next_offset: int) -> None:
         """Move the machine to ``next_offset`` if a read ended with offsets without records, which compaction leaves."""

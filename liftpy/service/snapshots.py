@@ -225,7 +225,7 @@ class SnapshotStore:
 
     def __init__(self, data: Path, identity: Identity, *, kept: int, max_bytes: int) -> None:
         self.folder = data / identity.service / f"{identity.stream}-{identity.uid}" / str(identity.partition)
-        self._identity = identity
+        self.identity = identity
         self._kept = kept
         self._max_bytes = max_bytes
         with _storage_errors("open", self.folder):
@@ -256,7 +256,7 @@ class SnapshotStore:
             with _storage_errors("read", path):
                 data = path.read_bytes()
             try:
-                snapshot = decode(data, self._identity)
+                snapshot = decode(data, self.identity)
             except CorruptionError as error:
                 if path.suffix == _SUFFIX:
                     logger.warning("snapshot damaged file=%s error=%s: quarantined", path, error)
@@ -305,7 +305,7 @@ class SnapshotStore:
         with _storage_errors("read", path):
             data = path.read_bytes()
         try:
-            return _stored_snapshot_of(decode(data, self._identity), data)
+            return _stored_snapshot_of(decode(data, self.identity), data)
         except (CorruptionError, UnknownFormatError):
             return None
 
@@ -365,7 +365,7 @@ class SnapshotStore:
         for path in self.folder.glob(f"*{_INCOMING}"):
             with _storage_errors("remove", path):
                 path.unlink(missing_ok=True)
-        return SnapshotDownload(self._path(position), self._identity)
+        return SnapshotDownload(self._path(position), self.identity)
 
     def _replace(self, path: Path, data: bytes, snapshot: Snapshot) -> None:
         temporary = path.with_suffix(_TEMPORARY)
@@ -376,7 +376,7 @@ class SnapshotStore:
                 file.flush()
                 os.fsync(file.fileno())
             try:
-                if decode(temporary.read_bytes(), self._identity) != snapshot:
+                if decode(temporary.read_bytes(), self.identity) != snapshot:
                     raise CorruptionError("The snapshot file differs from what was written. Check the disk.")
             except (CorruptionError, UnknownFormatError) as error:
                 raise StorageError(
@@ -414,7 +414,7 @@ class SnapshotStore:
         """Delete the snapshots for which ``outdated`` is true, because they contain a record that the log decides to skip."""
         for path in self._files():
             with _storage_errors("remove", path), contextlib.suppress(CorruptionError, UnknownFormatError):
-                if outdated(decode(path.read_bytes(), self._identity)):
+                if outdated(decode(path.read_bytes(), self.identity)):
                     logger.warning("snapshot contains a skipped record file=%s: deleted", path.name)
                     with self._deleting:
                         self._release(path)
@@ -424,7 +424,7 @@ class SnapshotStore:
         """Quarantine snapshots for which ``diverged`` is true: rename them with the suffix ``.diverged``. They are not used again."""
         for path in self._files():
             with _storage_errors("quarantine", path), contextlib.suppress(CorruptionError, UnknownFormatError):
-                if diverged(decode(path.read_bytes(), self._identity)):
+                if diverged(decode(path.read_bytes(), self.identity)):
                     logger.error("snapshot diverged file=%s: quarantined", path)
                     with self._deleting:
                         self._release(path)
@@ -477,8 +477,9 @@ class SnapshotKeeper:
         self, store: SnapshotStore, settings: ServiceSettings, outbox: Outbox | None, fetcher: SnapshotFetcher | None = None
     ) -> None:
         self._store = store
+        self.identity = store.identity
         self._settings = settings
-        self._outbox = outbox
+        self.outbox = outbox
         self._fetcher = fetcher
         self._stored: list[StoredSnapshot] = []
         """Newest snapshots, ascending."""
@@ -518,7 +519,7 @@ class SnapshotKeeper:
         newest = await asyncio.to_thread(self._store.newest_stored, wanted)
         self._began = newest[1] if newest is not None else None
         self._stored = [newest[1]] if newest is not None else []
-        self._retained = await asyncio.to_thread(self._store.retained) if self._outbox is not None else 0
+        self._retained = await asyncio.to_thread(self._store.retained) if self.outbox is not None else 0
         if newest is not None and 0 < self._retained < newest[1].position:
             retained = await asyncio.to_thread(self._store.stored_at, self._retained)
             self._stored = [retained, *self._stored] if retained is not None else self._stored
@@ -598,7 +599,7 @@ class SnapshotKeeper:
 
         These are the snapshots at or above ``position``, and those whose outputs were not compared with the output stream.
         """
-        outbox = self._outbox
+        outbox = self.outbox
         if position is not None:
             self._store.set_aside(lambda snapshot: snapshot.position >= position)
         if outbox is not None:
@@ -606,7 +607,7 @@ class SnapshotKeeper:
 
     async def save(self, snapshot: Snapshot) -> None:
         """Store a snapshot on disk. An error is only logged, because a missing snapshot only makes the next replay longer."""
-        compared_end = self._outbox.compared_end if self._outbox is not None else 0
+        compared_end = self.outbox.compared_end if self.outbox is not None else 0
         try:
             whole = await asyncio.to_thread(snapshot.whole)
             stored_snapshot = await asyncio.to_thread(self._store.save, whole, compared_end)
@@ -636,14 +637,14 @@ class SnapshotKeeper:
         It is that of the newest snapshot whose outputs were compared, once ``retain`` has made sure that its file stays.
         """
         good = [snapshot.position for snapshot in self._compare()]
-        if self._outbox is None:
+        if self.outbox is None:
             return good[-1] if good else 0
         return self._retained if self._retained in good else 0
 
     @property
     def must_retain(self) -> bool:
         """True if ``retain`` has to be called, because the outputs of a later snapshot were compared."""
-        good = self._compare() if self._outbox is not None else []
+        good = self._compare() if self.outbox is not None else []
         return bool(good) and good[-1].position > self._retained
 
     async def retain(self) -> None:
@@ -662,7 +663,7 @@ class SnapshotKeeper:
 
     def _compare(self) -> list[StoredSnapshot]:
         """Return the snapshots whose outputs were compared, by this process or by an earlier one."""
-        outbox = self._outbox
+        outbox = self.outbox
         return [
             one
             for one in self._stored

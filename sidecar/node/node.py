@@ -391,7 +391,7 @@ class Node(RunningNode):
     def _keep_unknown(self, folder: DataDirectory, group: MetadataGroup, promises: Promises) -> None:
         """Log the directories of streams that the cluster does not know. They stay until an operator requests their removal."""
         folders = unknown_folders(folder, group.image)
-        self.status.unknown = UnknownStreams(folders, folder, group, lambda: group.image, promises.forget)
+        self.status.unknown = UnknownStreams(folders, folder, group, promises.forget)
         for name in folders:
             logger.warning(
                 "unknown stream directory=%s: keeping it. If the data is not needed, run: liftpy node remove-data %s %s",

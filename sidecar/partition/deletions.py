@@ -44,15 +44,11 @@ def is_directory(name: object) -> bool:
 
 
 class Deletions:
-    """Decides whether this node may delete the data of a partition that it no longer has.
+    """Decides whether this node may delete the data of a partition that it no longer has."""
 
-    ``decides``: returns True if this node is a controller. Its own image is then committed, and it asks no other node.
-    """
-
-    def __init__(self, group: MetadataGroup, node_id: str, *, decides: Callable[[], bool]) -> None:
+    def __init__(self, group: MetadataGroup, node_id: str) -> None:
         self._group = group
         self._node_id = node_id
-        self._decides = decides
         self._deleted: dict[str, None] = {}
         """Uids of streams that a controller reported as deleted, as an ordered set. One answer serves all partitions of a stream."""
         self._asking: dict[str, asyncio.Lock] = {}
@@ -67,7 +63,7 @@ class Deletions:
 
         The call never raises an error.
         """
-        if self._decides():
+        if self._group.decides:  # its own image is committed
             return True
         lock = self._asking.setdefault(key.uid, asyncio.Lock())
         try:
@@ -124,7 +120,7 @@ class UnknownStreams:
 
     Args:
         folders: Names of directories, ``<stream>-<uid>``. None of them is open, because the image has none of these streams.
-        image: Returns the cluster as this node knows it now.
+        group: Metadata group, as this process sees it.
         forget: Called with ``<stream>-<uid>/<partition>`` for each log that was deleted.
     """
 
@@ -133,19 +129,17 @@ class UnknownStreams:
         folders: Iterable[str],
         folder: DataDirectory,
         group: MetadataGroup,
-        image: Callable[[], ClusterImage],
         forget: Callable[[str], None],
     ) -> None:
         self._folders = sorted(folders)
         self._folder = folder
         self._group = group
-        self._image = image
         self._forget = forget
         self._removing = asyncio.Lock()
 
     def names(self) -> list[str]:
         """Return the names of at most ``MOST_UNKNOWN`` directories of streams that the cluster does not know."""
-        image, folders = self._image(), iter(self._folders)
+        image, folders = self._group.image, iter(self._folders)
         unknown = (name for name in folders if not _is_known(name, image) and (self._folder.path / "streams" / name).exists())
         listed = list(islice(unknown, MOST_UNKNOWN))
         self._folders = [*listed, *folders]

@@ -241,27 +241,25 @@ class StateCheckpoints:
 
     __slots__ = (
         "_flusher",
-        "_key",
         "_log",
+        "_partition",
         "_pool",
         "_unwritten",
         "_waited",
         "_writing",
-        "mark_changed",
         "state_fetcher",
         "state_server",
         "writer",
         "written",
     )  # fmt: skip
 
-    def __init__(
-        self, log_state: LogState, log: Log, key: PartitionKey, config: ReplicationConfig, flusher: Flusher, pool: Pool
-    ) -> None:
-        self._log = log
-        self._key = key
+    def __init__(self, partition: PartitionShell, config: ReplicationConfig, flusher: Flusher, pool: Pool) -> None:
+        self._partition = partition
+        self._log = log = partition.log
+        log_state = partition.log_state
         self._flusher = flusher
         self._pool = pool
-        owner = state_owner(key)
+        owner = state_owner(partition.key)
         self.state_server = StateServer(log_state, owner, clock.now_ns, self._encode)
         self.state_fetcher = StateFetcher(log_state, log, owner)
         self.writer = StateWriter(log_state, log, owner, StateFileSchedule.from_config(config), clock.now_ns)
@@ -270,8 +268,6 @@ class StateCheckpoints:
         self._waited = False
         """True if the deletion of records waits for a state file."""
         self._writing: asyncio.Future[None] | None = None
-        self.mark_changed: Callable[[], None] = lambda: None
-        """Callback after a state file was written or has failed."""
         self.written: Callable[[], None] = lambda: None
         """Callback after a state file was written that the deletion of records waited for."""
 
@@ -291,7 +287,7 @@ class StateCheckpoints:
                     "records deleted without a stored state partition=%s below=%d: a restart forgets their producers and "
                     "message ids"
                 )
-                partition_logger.warning(text, self._key, log_start_offset)
+                partition_logger.warning(text, self._partition.key, log_start_offset)
             return True
         asyncio.get_running_loop().call_soon(self.checkpoint)  # not while retention has the files for itself
         return False
@@ -331,7 +327,7 @@ class StateCheckpoints:
 
     def _write_ended(self, _: asyncio.Future[None]) -> None:
         self._writing = None
-        self.mark_changed()
+        self._partition.mark_changed()
         if self._waited:
             self._waited = False
             self.written()

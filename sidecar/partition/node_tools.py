@@ -7,13 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from liftpy.client.closest_replica import this_host
 from liftpy.config import NS_PER_S
 from liftpy.core.base.instruments import Instruments
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.partition.reads import ReadBudget
+from liftpy.core.partition.shell import PartitionShell
 from liftpy.core.publish.log_state_part import NodeStateMemory
 from liftpy.core.publish.memory_budget import MemoryBudget
 from liftpy.core.publish.standby import NodeStandbyMemory
@@ -40,9 +41,6 @@ from sidecar.tracing.node_tracing import Tracing
 from sidecar.transport.ingest_connection import Drops
 from sidecar.transport.ports import Links
 
-if TYPE_CHECKING:
-    from sidecar.partition.worker import PartitionWorker
-
 _ACK_IDS_PER_INCARNATION = 1 << 32
 
 
@@ -67,7 +65,7 @@ class NodePorts:
     counters: Counter[str]
     instruments: Instruments
     tracing: Tracing
-    changed_partitions: set[PartitionWorker]
+    changed_partitions: set[PartitionShell]
     """Partitions whose metrics may have changed. Use it only on the event loop."""
     previous: PreviousProcess
     recovered: RecoveredLogs
@@ -139,6 +137,6 @@ def create_node_tools(
         proposals=Proposals(group, node_id, incarnation),
         reads=ReadTools(links.reads, subjects, inboxes, timers, counters, read_budget, ports.instruments, host),
         transfers=LeadershipTransfers(links),
-        deletions=Deletions(group, node_id, decides=lambda: group.decides),
+        deletions=Deletions(group, node_id),
         image=lambda: group.image,
     )

@@ -242,7 +242,7 @@ _PAUSE_LEAST_S = 0.001
 class LogReplay:
     """Rebuilds the derived state of one partition (message ids, producers, subjects) from its log."""
 
-    __slots__ = ("_closed", "_handle", "_log_state", "_partition", "_read_timer", "_then", "mark_changed")
+    __slots__ = ("_closed", "_handle", "_log_state", "_partition", "_read_timer", "_then")
 
     def __init__(self, partition: PartitionShell) -> None:
         self._partition = partition
@@ -252,7 +252,6 @@ class LogReplay:
         self._read_timer: asyncio.Handle | None = None
         """Scheduled slice of the background replay. None: none is scheduled."""
         self._closed = False
-        self.mark_changed: Callable[[], None] = lambda: None
         log_state.on_lacking = self._read_missing_records
         if log_state.lacks:
             self._read_missing_records()
@@ -289,10 +288,10 @@ class LogReplay:
         began_ns, wait = clock.now_ns(), self._log_state.index_wait
         try:
             complete = self._log_state.read_missing_records()
-            self.mark_changed()
+            self._partition.mark_changed()
             while not complete and wait and clock.now_ns() - began_ns < _URGENT_SLICE_NS:
                 complete = self._log_state.read_missing_records()
-                self.mark_changed()
+                self._partition.mark_changed()
         except LiftError as error:
             self._report(error)
             return
@@ -309,7 +308,7 @@ class LogReplay:
         self._handle = None
         try:
             complete = self._log_state.is_complete or self._log_state.replay()
-            self.mark_changed()
+            self._partition.mark_changed()
         except LiftError as error:
             self._report(error)
             return

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
-from liftpy.config import NS_PER_S, ReplicationConfig
+from liftpy.config import NS_PER_S
 from liftpy.core.base.worker_assignment import WHOLE, WorkerShare
 from liftpy.core.metadata.features import EFFECT_NUMBERS, NO_LEVEL
 from liftpy.core.partition.shell import PartitionShell
+from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
 from liftpy.core.replication.phases import LeaderPhase, RoleName
 from liftpy.core.services.sessions import (
@@ -40,9 +41,9 @@ from liftpy.core.wire.envelope import MessageType
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.errors import ProtocolError
 from liftpy.nats.request_guard import RequestGuard
-from sidecar.partition.proposals import Proposals
+from sidecar.partition.node_tools import NodeTools
 from sidecar.runtime import clock
-from sidecar.runtime.timers import Timer, Timers
+from sidecar.runtime.timers import Timer
 from sidecar.transport.connection import send_answer
 from sidecar.transport.ports import Bus
 
@@ -103,45 +104,21 @@ class NoServices:
 
 
 class PartitionServices:
-    """The replicated services of one partition on this node.
+    """The replicated services of one partition on this node. The partition gets ReplayProgressed and ReplayFinished."""
 
-    ``partition``: the partition. It gets ReplayProgressed and ReplayFinished. ``transfer_leadership``: called with the new leader
-    and the reason. ``feature_level``: returns the feature level of the cluster.
-    """
-
-    def __init__(
-        self,
-        partition: PartitionShell,
-        *,
-        bus: Bus,
-        node_id: str,
-        ack_ids: Iterator[int],
-        config: ReplicationConfig,
-        timers: Timers,
-        proposals: Proposals,
-        subjects: Subjects,
-        transfer_leadership: Callable[[str, str], None],
-        inboxes: InboxRule,
-        compacted: bool = False,
-        feature_level: Callable[[], int] = lambda: NO_LEVEL,
-    ) -> None:
+    def __init__(self, partition: PartitionShell, node: NodeTools) -> None:
+        config, node_id = node.settings.replication, node.settings.node_id
         self.key = key = partition.key
         self._partition = partition
-        self._bus = bus
-        self._inboxes = inboxes
+        self._node = node
+        self._bus = node.links.replication
         self._counters = partition.counters
-        self._timers = timers
+        self._timers = node.timers
         self._replica = partition.replica
-        self._proposals = proposals
         self._node_id = node_id
-        self._subjects = subjects
-        self._transfer_leadership = transfer_leadership
-        self.mark_changed: Callable[[], None] = lambda: None
-        """Callback when the first service of a partition may have appeared."""
         self._agreements: dict[str, StateComparison] = {}
         self._differences: dict[str, Difference | None] = {}
         self._versions = CodeVersions()
-        self._feature_level = feature_level
         self._effect_numbers = CodeVersions()
         """Newest numbering of effects that the services on all nodes support."""
         self._here: dict[str, OnAnswer] = {}
@@ -151,11 +128,11 @@ class PartitionServices:
         self._sessions = ServiceSessions(
             key,
             node_id,
-            ack_ids=ack_ids,
+            ack_ids=node.ack_ids,
             session_ns=self._session_ns,
             lease_ms=round(config.lease_s * 1000),
             patience_ns=round(config.candidate_timeout_s * NS_PER_S),
-            compacted=compacted,
+            compacted=partition.log.config.is_cleaned,
             shown_ns=round(config.service_ended_retention_s * NS_PER_S),
         )
         self._events_ns: list[int] = []
@@ -208,7 +185,7 @@ class PartitionServices:
         before = self._sessions.condition(hello.service)
         self._carry_out(self._sessions.hello(hello, inbox, self._view(), clock.now_ns()))
         if self._sessions.condition(hello.service) != before:
-            self.mark_changed()
+            self._partition.mark_changed()
             self._report_within()
         if len(self._sessions) and not self._checks:
             self._expire()
@@ -286,7 +263,7 @@ class PartitionServices:
 
         Below feature level ``EFFECT_NUMBERS``, services of earlier versions may start. They count effects.
         """
-        level = self._feature_level()
+        level = self._node.image().feature_level
         if NO_LEVEL < level < EFFECT_NUMBERS:
             return pb.EFFECT_NUMBERS_BY_COUNT
         lowest = self._effect_numbers.lowest(service, self._replica.state.replicas, clock.now_ns())
@@ -341,7 +318,7 @@ class PartitionServices:
             quiet, self._reported = (frame, state.replicas) == self._reported, (frame, state.replicas)
             for replica in state.replicas:
                 if replica != self._node_id:
-                    self._bus.send(self._subjects.notify(replica), (frame,))
+                    self._bus.send(self._node.subjects.notify(replica), (frame,))
         if self._view().leads:
             toward, why = self._wellness.toward(own, [node for node in state.isr if node != self._node_id], now_ns)
             if toward:
@@ -352,7 +329,10 @@ class PartitionServices:
                     toward,
                     why,
                 )
-                self._transfer_leadership(toward, why)
+                _, leader_epoch, _ = self._partition.named_leader()
+                self._partition.transfer_leadership(
+                    do.TransferLeadership(leader_epoch=leader_epoch, toward=toward, reason=why, cause=do.TransferCause.SERVICE)
+                )
         else:
             self._wellness.unhealthy_services(own, now_ns)
         if len(self._sessions) or self._wellness.knows(now_ns):
@@ -394,7 +374,7 @@ class PartitionServices:
         logger.warning(
             "service ended partition=%s service=%s kind=%s reason=%s", self.key, ended.service, ended.ending, ended.reason
         )
-        self.mark_changed()
+        self._partition.mark_changed()
         self._report_within()
         now_ns, event_times_ns = clock.now_ns(), self._events_ns
         if len(event_times_ns) == _EVENTS and now_ns - event_times_ns[0] < _EVENTS_EVERY_NS:
@@ -402,7 +382,7 @@ class PartitionServices:
             return
         event_times_ns.append(now_ns)
         del event_times_ns[:-_EVENTS]
-        self._proposals.report_service(self.key, ended)
+        self._node.proposals.report_service(self.key, ended)
 
     def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -410,7 +390,7 @@ class PartitionServices:
                 case SendToService(inbox, message) if inbox in self._here:
                     asyncio.get_running_loop().call_soon(self._here[inbox], message)
                 case SendToService(inbox, message):
-                    send_answer(self._bus, (self._inboxes,), self._counters, inbox, (frames.seal(message),))
+                    send_answer(self._bus, (self._node.reads.inboxes,), self._counters, inbox, (frames.seal(message),))
                 case ServiceEnded():
                     self._has_ended(effect)
                 case ServicesReplayed(_, True):

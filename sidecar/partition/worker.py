@@ -16,7 +16,6 @@ import secrets
 import time
 import zlib
 from collections.abc import Callable, Mapping
-from functools import partial
 from weakref import WeakSet
 
 from liftpy.config import NS_PER_S, FlushMode, StreamConfig
@@ -125,8 +124,6 @@ class PartitionWorker(PartitionShell):
         """Paths of existing files that recovery has quarantined."""
         self.damage_offset = -1
         """First missing offset of the damage that the last start found. -1: none."""
-        self.mark_changed: Callable[[], None] = partial(node.changed_partitions.add, self)
-        """Function that marks the partition as changed for the metrics."""
         self.state: PartitionState | None = None
         self.replica = _replica(node, key)
         own_subject, node_id = data_subject(subject, key.partition), node.settings.node_id
@@ -154,7 +151,7 @@ class PartitionWorker(PartitionShell):
         )
         self.fetches = FetchClient(node.router, node.subjects, key, node_id, feed, node.counters, node.instruments)
         self.flusher = Flusher(self, node.pool, node.timers, node.flush_times, node.flush_runner)
-        self.states = StateCheckpoints(self.log_state, log, key, node.settings.replication, self.flusher, node.pool)
+        self.states = StateCheckpoints(self, node.settings.replication, self.flusher, node.pool)
         self.services: PartitionServices | NoServices = NoServices(feed)
         self.fetched, self.state_fetcher = self.fetches.fetched, self.states.state_fetcher
         self._deadlines: dict[str, Timer] = {}
@@ -165,30 +162,12 @@ class PartitionWorker(PartitionShell):
     def open_services(self) -> PartitionServices:
         """Return the services of this partition. The first message of a service creates the object."""
         if isinstance(self.services, NoServices):
-            self.services = self._services(self._node)
-            self.services.mark_changed = self.mark_changed
+            self.services = PartitionServices(self, self._node)
         return self.services
-
-    def _services(self, node: NodeTools) -> PartitionServices:
-        return PartitionServices(
-            self,
-            inboxes=node.reads.inboxes,
-            bus=node.links.replication,
-            node_id=node.settings.node_id,
-            ack_ids=node.ack_ids,
-            config=node.settings.replication,
-            timers=node.timers,
-            proposals=node.proposals,
-            subjects=node.subjects,
-            transfer_leadership=self._transfer_for_service,
-            compacted=self.config.is_cleaned,
-            feature_level=lambda: node.image().feature_level,
-        )
 
     def _join_parts(self) -> None:
         self.log.on_damage = self._restart_for_repair
-        for part in (self.ingest.reader, self.standby, self.reads, self.replay, self.states):
-            part.mark_changed = self.mark_changed
+        self.ingest.reader.mark_changed = self.reads.mark_changed = self.mark_changed
         self.replication.state_server = self.states.state_server
         self.fetches.state_fetcher = self.states.state_fetcher
         self.reads.set_state_server(self.states.state_server)
@@ -196,12 +175,11 @@ class PartitionWorker(PartitionShell):
         self.states.written = self._state_written
         self.trace()
 
-    # Bound methods: a closure needs three times their memory, and a node has thousands of partitions.
-    def _standby_lost(self, count: int) -> None:
-        self._node.drops.count(str(self.key), "standby_overflow", count)
-
-    def _standby_unreadable(self, error: LiftError) -> None:
+    def standby_unreadable(self, error: LiftError) -> None:
         logger.error("standby buffer not compared with the log partition=%s error=%s", self.key, error)
+
+    def mark_changed(self) -> None:
+        self._node.changed_partitions.add(self)
 
     def publishes_dropped(self, reason: str, count: int) -> None:
         self.mark_changed()
@@ -230,19 +208,9 @@ class PartitionWorker(PartitionShell):
 
     def _standby(self, node: NodeTools, own_subject: str) -> Standby:
         bounds = node.settings.replication
-        return Standby(
-            shell=node.links.standby,
-            reader=self._decoder(own_subject),
-            replica=self.replica,
-            log=self.log,
-            ids=self.log_state.ids,
-            buffer=StandbyBuffer(node.standby_memory, bounds.standby_bytes, round(bounds.standby_age_s * NS_PER_S)),
-            now_ns=clock.now_ns,
-            wall_ns=node.clocks.stamp_ns,
-            rules=StandbyReplayRules(uncertainty_ns=round(bounds.lease_s * NS_PER_S)),
-            on_lost=self._standby_lost,
-            on_unreadable=self._standby_unreadable,
-        )
+        buffer = StandbyBuffer(node.standby_memory, bounds.standby_bytes, round(bounds.standby_age_s * NS_PER_S))
+        rules = StandbyReplayRules(uncertainty_ns=round(bounds.lease_s * NS_PER_S))
+        return Standby(self, node.links.standby, self._decoder(own_subject), buffer, rules, node.clocks.stamp_ns)
 
     # ---- events -------------------------------------------------------------------------------------------------------
     def announce_change(self) -> None:
@@ -334,16 +302,11 @@ class PartitionWorker(PartitionShell):
         """
         next_leader = self.replica.standby_successor()
         if next_leader:
-            self._request_transfer(next_leader, "publishes may have gone past it", do.TransferCause.MISSED_PUBLISHES)
+            reason, cause = "publishes may have gone past it", do.TransferCause.MISSED_PUBLISHES
+            self.transfer_leadership(
+                do.TransferLeadership(leader_epoch=self.leader_epoch, toward=next_leader, reason=reason, cause=cause)
+            )
         return bool(next_leader)
-
-    def _transfer_for_service(self, toward: str, reason: str) -> None:
-        self._request_transfer(toward, reason, do.TransferCause.SERVICE)
-
-    def _request_transfer(self, toward: str, reason: str, cause: do.TransferCause) -> None:
-        self.transfer_leadership(
-            do.TransferLeadership(leader_epoch=self.leader_epoch, toward=toward, reason=reason, cause=cause)
-        )
 
     # ---- effects -------------------------------------------------------------------------------------------------------
     def execute(self, effect: Effect) -> None:

@@ -269,6 +269,11 @@ class PartitionMetadata:
     """Nodes that can be elected without an operator's command: the ISR and the complete replicas. They may be down."""
 
     @property
+    def eligible_leaders(self) -> frozenset[str]:
+        """Nodes that may lead next: ``may_lead``, and the ISR members that count as incomplete. They may be down."""
+        return self.isr | self.may_lead
+
+    @property
     def has_standby(self) -> bool:
         """True if the followers of this partition also receive the published messages, for a fast failover."""
         return self.config.failover_standby and len(self.state.holders) > 1

@@ -95,8 +95,15 @@ class PartitionShell(ABC):
     def named_leader(self) -> tuple[str, int, int]:
         """Return (leader, LeaderEpoch, Epoch) of the partition in the metadata. Rejected publishers get it."""
 
+    @abstractmethod
+    def transfer_leadership(self, effect: do.TransferLeadership) -> None:
+        """Request from the metadata group that another replica leads."""
+
     def appended(self, data: bytes | memoryview, *, leads: bool) -> None:  # noqa: B027 - most shells have nothing to note
         """Note that the batches ``data`` were appended, as leader or as follower. The simulator checks them."""
+
+    def mark_changed(self) -> None:  # noqa: B027 - the simulator has no metrics
+        """Note that counters of the partition may have changed, for the metrics."""
 
     # ---- the log ---------------------------------------------------------------------------------------------------------
     def feed_log_opened(self) -> None:

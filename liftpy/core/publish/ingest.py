@@ -29,7 +29,7 @@ from liftpy.core.base.instruments import PublishTimes
 from liftpy.core.publish.acks import Publishers, envelope_of
 from liftpy.core.publish.conditions import UNINDEXED, index_key, unmet_conditions
 from liftpy.core.publish.dedup_window import StoredId
-from liftpy.core.publish.log_state_part import ProducerSequences
+from liftpy.core.publish.log_state_part import NewBatch, ProducerSequences
 from liftpy.core.publish.memory_budget import WAITING_PUBLISHER_BYTES, AckDelay, MemoryBudget
 from liftpy.core.publish.message_decoder import (
     MessageColumns,
@@ -41,7 +41,7 @@ from liftpy.core.publish.message_decoder import (
     split_at,
     split_late,
 )
-from liftpy.core.publish.ports import IngestPartition, IngestShell, StandbySubscription, Subscription
+from liftpy.core.publish.ports import IngestShell, PublishPartition, StandbySubscription, Subscription
 from liftpy.core.publish.producer_state import (
     RECORDS_LOST,
     Claim,
@@ -177,7 +177,7 @@ class Ingest:
 
     def __init__(
         self,
-        partition: IngestPartition,
+        partition: PublishPartition,
         shell: IngestShell,
         reader: MessageDecoder,
         config: ReplicationConfig,
@@ -912,17 +912,19 @@ class Ingest:
         pending = self._remove_pending(effect.token)
         assert pending is not None
         base_offset, record_count = effect.base_offset, pending.body.record_count
+        last_offset = base_offset + record_count - 1
         self._acks.add(base_offset, pending.publishers, pending.arrived_ns)
         ids = {base_offset + index: message_id for index, message_id in pending.ids.items()}
-        self._log_state.appended(
-            base_offset, record_count, effect.timestamp_ns, ids, batch, pending.sequences, has_conditions=pending.has_conditions
+        new = NewBatch(
+            base_offset, last_offset, effect.timestamp_ns, record_count, ids, pending.sequences, batch, pending.has_conditions
         )
+        self._log_state.appended(new, len(batch))
         for index, publishers in pending.repeats:
-            self._acks.add_again(StoredId(base_offset + index, base_offset + record_count - 1), publishers)
+            self._acks.add_again(StoredId(base_offset + index, last_offset), publishers)
         self.counters.records += record_count
         self.counters.size_bytes += len(batch)
         self.counters.batches += 1
-        self.counters.times.appended(base_offset + record_count - 1, record_count, pending.arrived_ns)
+        self.counters.times.appended(last_offset, record_count, pending.arrived_ns)
 
     def committed(self, high_watermark: int) -> None:
         self.counters.times.committed(high_watermark)

@@ -109,31 +109,10 @@ class LogState:
     def is_complete(self) -> bool:
         return self.end_offset == self._log.log_end_offset
 
-    def appended(
-        self,
-        base_offset: int,
-        record_count: int,
-        timestamp_ns: int,
-        ids: Mapping[int, bytes],
-        stored: bytes,
-        sequences: ProducerSequences | None = None,
-        *,
-        has_conditions: bool = False,
-    ) -> None:
-        """Add a batch that this leader has appended.
-
-        Args:
-            base_offset: Offset of its first record, inclusive.
-            record_count: Number of records.
-            timestamp_ns: Timestamp of the batch, in nanoseconds since 1970.
-            ids: Offset -> message id.
-            stored: The bytes of the batch.
-            sequences: Sequence numbers of a producer. None: no producer sent the batch.
-            has_conditions: True if a record has a condition on its subject.
-        """
-        last_offset = base_offset + record_count - 1
-        self.taken_bytes += len(stored)
-        self._add_batch(NewBatch(base_offset, last_offset, timestamp_ns, record_count, ids, sequences, stored, has_conditions))
+    def appended(self, batch: NewBatch, size_bytes: int) -> None:
+        """Add a batch that this leader has appended. ``size_bytes``: its size in the log."""
+        self.taken_bytes += size_bytes
+        self._add_batch(batch)
 
     def fetched(self, batches: Iterable[RecordBatch]) -> None:
         """Add batches that this follower has fetched and appended. If earlier batches are missing, a replay adds all of them later."""

@@ -12,6 +12,7 @@ from liftpy.core.publish.dedup_window import ID_NAME, MAX_ID_BYTES
 from liftpy.core.publish.log_state import LogState
 from liftpy.core.replication.events import DuplicateReceived, PublishesReceived
 from liftpy.core.replication.replica import Replica
+from liftpy.errors import LiftError
 
 _ONE_ID = re.compile(rb"\r\n%b: ?([!-~]{1,%d})\r\n" % (ID_NAME, MAX_ID_BYTES)).search
 Sink = Callable[[bytes, bytes, bytes, bytes], None]
@@ -54,8 +55,8 @@ def can_be_rejected_unread(headers: bytes, is_new: Callable[[bytes], bool]) -> b
     return match is not None and headers.count(ID_NAME) == 1 and is_new(match[1])
 
 
-class IngestPartition(Protocol):
-    """The partition of an ``Ingest``. Its shell is ``PartitionShell``."""
+class PublishPartition(Protocol):
+    """The partition of an ``Ingest`` and a ``Standby``. Its shell is ``PartitionShell``."""
 
     acks: PendingAcks
     replica: Replica
@@ -69,10 +70,16 @@ class IngestPartition(Protocol):
         """Return the monotonic time."""
 
     def publishes_dropped(self, reason: str, count: int) -> None:
-        """Note that ``count`` publishes without a reply subject were dropped."""
+        """Note that ``count`` publishes were dropped. This node does not answer them."""
+
+    def mark_changed(self) -> None:
+        """Note that counters of the partition may have changed, for the metrics."""
 
     def ingest_left(self) -> None:
         """Transfer the leadership, because this leader has unsubscribed, and standby followers receive the publishes."""
+
+    def standby_unreadable(self, error: LiftError) -> None:
+        """Note that the standby buffer was not compared with the log, because the log cannot be read."""
 
 
 class IngestShell(AckShell, Protocol):

@@ -27,9 +27,8 @@ from liftpy.core.log.log import Log
 from liftpy.core.publish.acks import Publishers
 from liftpy.core.publish.dedup_window import RecentIds, StoredId
 from liftpy.core.publish.message_decoder import MessageColumns, MessageDecoder, RawMessage, split_at
-from liftpy.core.publish.ports import StandbyShell, StandbySubscription
+from liftpy.core.publish.ports import PublishPartition, StandbyShell, StandbySubscription
 from liftpy.core.replication.phases import RoleName
-from liftpy.core.replication.replica import Replica
 from liftpy.core.wire.batch import RecordBatch, split_batches
 from liftpy.core.wire.batch_columns import ColumnSet
 from liftpy.errors import LiftError
@@ -536,50 +535,53 @@ class StandbyReplay:
 
 
 _NO_COUNTS = StandbyCounters()
+STANDBY_OVERFLOW = "standby_overflow"
+"""Reason in the counter of publishes that a standby follower did not buffer."""
 
 
-@dataclass(slots=True, kw_only=True)
 class Standby:
     """Buffers the publishes of one partition on a standby follower, and replays them on a new leader.
 
-    ``wall_ns``: returns the wall clock of the node.
+    ``reader``: decoder of the standby, whose counters are separate from those of the leader. ``wall_ns``: returns the wall clock
+    of the node.
     """
 
-    shell: StandbyShell
-    reader: MessageDecoder
-    """Decoder of the standby. Its counters are separate from those of the leader."""
-    replica: Replica
-    log: Log
-    ids: RecentIds
-    buffer: StandbyBuffer
-    now_ns: Callable[[], int]
-    wall_ns: Callable[[], int]
-    rules: StandbyReplayRules
-    on_lost: Callable[[int], None] = lambda count: None
-    mark_changed: Callable[[], None] = lambda: None
-    """Callback when the counters may have changed."""
-    on_unreadable: Callable[[LiftError], None] = lambda error: None
-    """Called when the log cannot be read, so that duplicates cannot be found. The replica then gives up its leadership."""
-    counters: StandbyCounters = field(default_factory=StandbyCounters)
-    _subscription: StandbySubscription | None = None
-    _leader: tuple[str, int, int] = ("", 0, 0)
-    """Leader whose publishes this replica buffers: (node, LeaderEpoch, first known incarnation of the node)."""
-    _settings: tuple[bool, int, bool, int] | None = None
-    """Settings of the stream that make a leader reject publishes, and the number of pauses of the partition."""
-    _settings_changed_ns: int | None = None
-    """Time when this replica learned of a change of settings. The leader may learn of it up to a lease later."""
-    _uncertainty_ns: int = field(init=False)
-    """The longest lease that any node may have, at the last ``review``."""
-    _replay_count: int = 0
-    """Number of ``replay`` calls. It tells a wait of an earlier call from the current one."""
-    _received: list[RawMessage] = field(default_factory=list)
-    _log_ends: OffsetHistory = field(init=False)
-    """Log ends (exclusive) since the standby began to buffer. It is not set before."""
-    _high_watermarks: OffsetHistory = field(init=False)
-    """High watermarks (inclusive) since the standby began to buffer, until the replica leads. It is not set before."""
+    __slots__ = (
+        "_high_watermarks", "_leader", "_log_ends", "_log_state", "_partition", "_received", "_replay_count", "_settings",
+        "_settings_changed_ns", "_shell", "_subscription", "_uncertainty_ns", "_wall_ns", "buffer", "counters", "log",
+        "now_ns", "reader", "replica", "rules",
+    )  # fmt: skip
 
-    def __post_init__(self) -> None:
-        self._uncertainty_ns = self.rules.uncertainty_ns
+    def __init__(
+        self,
+        partition: PublishPartition,
+        shell: StandbyShell,
+        reader: MessageDecoder,
+        buffer: StandbyBuffer,
+        rules: StandbyReplayRules,
+        wall_ns: Callable[[], int],
+    ) -> None:
+        self._partition, self._shell, self._wall_ns = partition, shell, wall_ns
+        self.replica, self.log, self.now_ns = partition.replica, partition.log, partition.now_ns
+        self._log_state = partition.log_state
+        self.reader, self.buffer, self.rules = reader, buffer, rules
+        self.counters = StandbyCounters()
+        self._subscription: StandbySubscription | None = None
+        self._leader = ("", 0, 0)
+        """Leader whose publishes this replica buffers: (node, LeaderEpoch, first known incarnation of the node)."""
+        self._settings: tuple[bool, int, bool, int] | None = None
+        """Settings of the stream that make a leader reject publishes, and the number of pauses of the partition."""
+        self._settings_changed_ns: int | None = None
+        """Time when this replica learned of a change of settings. The leader may learn of it up to a lease later."""
+        self._uncertainty_ns = rules.uncertainty_ns
+        """The longest lease that any node may have, at the last ``review``."""
+        self._replay_count = 0
+        """Number of ``replay`` calls. It tells a wait of an earlier call from the current one."""
+        self._received: list[RawMessage] = []
+        self._log_ends: OffsetHistory
+        """Log ends (exclusive) since the standby began to buffer. It is not set before."""
+        self._high_watermarks: OffsetHistory
+        """High watermarks (inclusive) since the standby began to buffer, until the replica leads. It is not set before."""
 
     def _start_histories(self) -> None:
         self._log_ends = OffsetHistory(self.now_ns(), self.log.log_end_offset, self._reach_ns)
@@ -616,7 +618,7 @@ class Standby:
             self._leader = *leader, replica.live_incarnation(state.leader)
         if self._subscription is None and replica.role is not RoleName.LEADER:
             self._start_histories()
-            self._subscription = self.shell.subscribe(self.reader.subject, self._message_arrived, self._record_dropped)
+            self._subscription = self._shell.subscribe(self.reader.subject, self._message_arrived, self._record_dropped)
 
     def stop(self) -> None:
         if self._subscription is not None:
@@ -641,14 +643,13 @@ class Standby:
 
     def _buffer_received(self) -> None:
         messages, self._received = self._received, []
-        self.mark_changed()
+        self._partition.mark_changed()
         if messages and self._subscription is not None and not self.buffer.add(messages, self.now_ns(), self._log_ends.last_ns):
             self._record_dropped(len(messages))
 
     def _record_dropped(self, count: int) -> None:
         self.counters.lost += count
-        self.mark_changed()
-        self.on_lost(count)
+        self._partition.publishes_dropped(STANDBY_OVERFLOW, count)
 
     @property
     def has_counted(self) -> bool:
@@ -716,7 +717,7 @@ class Standby:
         except StopIteration as done:
             then(done.value)
         except LiftError as error:
-            self.on_unreadable(error)
+            self._partition.standby_unreadable(error)
             self.stop()
             then(None)
         else:
@@ -736,7 +737,7 @@ class Standby:
             backlog = FailoverBacklog(subscription)  # the buffer was cleared in the meantime
         else:
             self.counters.add(replay.counters)
-            self.mark_changed()
+            self._partition.mark_changed()
         for late in self.buffer.blocks:
             backlog.fresh += late.messages
         self._forget()
@@ -750,11 +751,11 @@ class Standby:
             rules=self.rules,
             reader=self.reader,
             log=self.log,
-            ids=self.ids,
+            ids=self._log_state.ids,
             ends=self._log_ends,
             answered_through=high_watermarks.last
             if lives
             else high_watermarks.at(high_watermarks.last_ns - self._uncertainty_ns),
-            wall_ns=self.wall_ns(),
+            wall_ns=self._wall_ns(),
             refused_until_ns=-1 if self._settings_changed_ns is None else self._settings_changed_ns + self._uncertainty_ns,
         )

@@ -503,7 +503,6 @@ Effect = (
 )
 
 
-Acts = dict[type[Effect], Callable[[Any], None]]
 Methods = Mapping[type[Effect], Callable[[Any, Any], None]]
 
 
@@ -515,11 +514,6 @@ def method_name(effect: type[Effect]) -> str:
 
 _NAMES = {effect: method_name(effect) for effect in get_args(Effect)}
 """Effect -> name of its method."""
-
-
-def acts_of(shell: object) -> Acts:
-    """Return a mapping from each class of effects to the method of ``shell`` that carries it out."""
-    return {effect: getattr(shell, name) for effect, name in _NAMES.items()}
 
 
 def methods_of(shell: type) -> Methods:

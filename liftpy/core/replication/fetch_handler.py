@@ -135,7 +135,7 @@ class FetchHandler:
     @property
     def has_all_successors(self) -> bool:
         """True if the current process of every node that may lead next has fetched in this LeaderEpoch."""
-        eligible_leaders = self._shared.metadata.isr | self._shared.metadata.may_lead
+        eligible_leaders = self._shared.metadata.eligible_leaders
         return all(progress.position is not None for replica, progress in self.followers.items() if replica in eligible_leaders)
 
     def may_send_acks(self, now_ns: int) -> bool:

@@ -32,7 +32,7 @@ class InactiveRole(ReplicaRole):
         state = self.shared.state
         if (
             state.status is PartitionStatus.ELECTION
-            and self.shared.node_id in (self.shared.metadata.isr | self.shared.metadata.may_lead)
+            and self.shared.node_id in self.shared.metadata.eligible_leaders
             and self.shared.node_id != state.leader
         ):
             out.append(report_leader(self.shared))

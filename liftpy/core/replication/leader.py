@@ -534,7 +534,7 @@ class LeaderRole(ReplicaRole):
         joining = metadata.state.joining
         if joining and joining not in metadata.state.target:  # the number of replicas was lowered during the copy
             wanted -= {joining}
-        eligible_leaders = frozenset() if self._commits_by_quorum else metadata.isr | metadata.may_lead
+        eligible_leaders = frozenset() if self._commits_by_quorum else metadata.eligible_leaders
         lost = isr.lossy_replicas(followers, eligible_leaders, self.log.high_watermark)
         evicted = self._removable_replica(wanted, now_ns)
         if evicted == self.shared.node_id:

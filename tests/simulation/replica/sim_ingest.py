@@ -68,7 +68,7 @@ class _Buffer(StandbyBuffer):
 
 
 class SimIngest:
-    """``IngestPartition`` and ``IngestShell`` of one replica, with its ingest and standby buffer."""
+    """``PublishPartition`` and ``IngestShell`` of one replica, with its ingest and standby buffer."""
 
     def __init__(self, replica: SimReplica) -> None:
         self._replica = replica
@@ -107,25 +107,17 @@ class SimIngest:
         reader = MessageDecoder(replica.key, replica.subject, AckPolicy.ALL, _INBOXES)
         self.ingest = Ingest(self, self, reader, self._cluster.config, self._wall_ns, replica.process.room)
         self._buffer = _Buffer(NodeStandbyMemory(_MEMORY_BYTES), config.standby_bytes, round(config.standby_age_s * NS_PER_S))
-        self.standby = Standby(
-            shell=self,
-            reader=MessageDecoder(replica.key, replica.subject, AckPolicy.ALL, _INBOXES),
-            replica=replica.replica,
-            log=replica.log,
-            ids=self.log_state.ids,
-            buffer=self._buffer,
-            now_ns=replica.now_ns,
-            wall_ns=self._wall_ns,
-            rules=StandbyReplayRules(
-                uncertainty_ns=round(replica.process.config.lease_s * NS_PER_S),
-                credit_ns=_LATE_NS,
-                reordered_ns=_LATE_NS,
-                gap_ns=0,
-                slice_ns=0,
-                step_messages=_STEP_MESSAGES,
-                origin=self._publisher,
-            ),
+        rules = StandbyReplayRules(
+            uncertainty_ns=round(replica.process.config.lease_s * NS_PER_S),
+            credit_ns=_LATE_NS,
+            reordered_ns=_LATE_NS,
+            gap_ns=0,
+            slice_ns=0,
+            step_messages=_STEP_MESSAGES,
+            origin=self._publisher,
         )
+        reader = MessageDecoder(replica.key, replica.subject, AckPolicy.ALL, _INBOXES)
+        self.standby = Standby(self, self, reader, self._buffer, rules, self._wall_ns)
 
     def _publisher(self, reply: bytes, value: bytes | None) -> bytes:
         if value is None:  # a delete marker
@@ -214,6 +206,10 @@ class SimIngest:
 
     def _wall_ns(self) -> int:
         return self._replica.process.stamp_ns()
+
+    def mark_changed(self) -> None: ...
+
+    def standby_unreadable(self, error: LiftError) -> None: ...
 
     def publishes_dropped(self, reason: str, count: int) -> None:
         self._cluster.counters[f"messages dropped: {reason.upper()}"] += count

@@ -30,7 +30,7 @@ from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.combined_fetches import CombinedFetch
 from liftpy.core.replication.control_requests import Request, request_of
-from liftpy.core.replication.effects import acts_of
+from liftpy.core.replication.effects import methods_of
 from liftpy.core.replication.fetch_assembly import FetchAssembly
 from liftpy.core.replication.messages import EpochAnswer, EpochQuery, FetchRefusal, FetchRequest, LeaderNotice
 from liftpy.core.replication.replica import Replica
@@ -184,7 +184,7 @@ class SimReplica(PartitionShell):
             self.log_flushed,
             self.log_failed,
         ).commit
-        self._do = acts_of(self)
+        self._do = methods_of(type(self))
 
     def open(self) -> None:
         """Feed the content of its log, and subscribe to its notices and reads."""
@@ -245,7 +245,7 @@ class SimReplica(PartitionShell):
             cluster.trace.step(self, event, effects)
         for effect in effects:
             cluster.checkers.before_effect(self, effect)
-            self._do[type(effect)](effect)
+            self._do[type(effect)](self, effect)
         cluster.checkers.after_step(self, event)
         self.publishers.stepped(event)
         if self.replica.held_bytes:

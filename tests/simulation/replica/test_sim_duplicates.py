@@ -16,6 +16,7 @@ from liftpy.core.publish.acks import PendingAcks, Publishers
 from liftpy.core.publish.dedup_window import StoredId
 from liftpy.core.publish.ingest import Ingest
 from liftpy.core.publish.log_state import LogState
+from liftpy.core.publish.log_state_part import NewBatch
 from tests.simulation.replica.plan import draw_plan
 from tests.simulation.replica.run import Outcome, run_plan
 
@@ -78,10 +79,8 @@ def what_is_in_hand_is_not_known() -> Patches:
 def a_leader_does_not_take_its_own() -> Patches:
     real = LogState.appended
 
-    def appended(
-        self: LogState, base_offset: int, record_count: int, timestamp_ns: int, ids: Any, *rest: Any, **more: Any
-    ) -> None:
-        real(self, base_offset, record_count, timestamp_ns, {}, *rest, **more)
+    def appended(self: LogState, batch: NewBatch, size_bytes: int) -> None:
+        real(self, batch._replace(ids={}), size_bytes)
 
     return [patch.object(LogState, "appended", appended)]
 

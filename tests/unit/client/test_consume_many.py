@@ -44,19 +44,18 @@ class Streams:
                 node.append(b"%s/%d/%d" % (stream.encode(), partition, number))
 
     def many(self, *names: str, start: Any = "earliest", until: Any = "end", positions: Any = None) -> ManyConsumer:
-        client: Any = SimpleNamespace(admin=self, _streams=self, consume=self.consume)
-        return ManyConsumer(client, names, start, until, positions)
+        directory: Any = self
+        return ManyConsumer(directory, names, start, until, positions)
 
-    async def list_streams(self, *, internal: bool) -> list[Any]:
-        assert internal
+    async def list_streams(self) -> list[Any]:
         return [SimpleNamespace(name=name, uid="u1", partitions=[SimpleNamespace(partition=n)]) for name, n in self.nodes]
 
     async def newest_streams(self) -> list[Any]:
-        return await self.list_streams(internal=True)
+        return await self.list_streams()
 
-    def consume(self, *place: Any, start: Any, until: Any, options: ReadOptions, **_: Any) -> Any:
-        self.begun.append((place, start, options.read_ahead * options.max_bytes))
-        return consumer(self.nodes[place], start, until)
+    def consume(self, stream: str, partition: int, start: Any, until: Any, *, options: ReadOptions, **_: Any) -> Any:
+        self.begun.append(((stream, partition), start, options.read_ahead * options.max_bytes))
+        return consumer(self.nodes[stream, partition], start, until)
 
 
 def keys_of(stream: str, partition: int, numbers: range) -> list[bytes]:
@@ -223,7 +222,7 @@ async def test_consume_many_reads_the_known_partitions_while_the_stream_lookup_f
     monkeypatch.setattr(module, "CHECK_EVERY_S", 0.01)
     streams, asked = Streams(orders=1), 0
 
-    async def list_streams(*, internal: bool) -> Any:
+    async def list_streams() -> Any:
         nonlocal asked
         asked += 1
         if how == "is silent":
@@ -265,10 +264,10 @@ async def test_consume_many_repeats_a_failed_first_stream_lookup(monkeypatch: py
     lacking = streams.many("orders", "lacking", start="new")
     real, outcomes = streams.list_streams, [UnavailableError("no metadata group"), asyncio.CancelledError()]
 
-    async def list_streams(*, internal: bool) -> Any:
+    async def list_streams() -> Any:
         if outcomes:
             raise outcomes.pop(0)
-        return await real(internal=internal)
+        return await real()
 
     monkeypatch.setattr(streams, "list_streams", list_streams)
     for error in list(outcomes):
@@ -294,9 +293,9 @@ async def test_consume_many_close_ends_a_wait_in_another_task(at: str, monkeypat
     many = streams.many("orders", start="new", until=None)
     real = streams.list_streams
 
-    async def list_streams(*, internal: bool) -> Any:
+    async def list_streams() -> Any:
         await gate.wait()
-        return await real(internal=internal)
+        return await real()
 
     if at == "a look":
         monkeypatch.setattr(streams, "list_streams", list_streams)

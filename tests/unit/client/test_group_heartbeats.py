@@ -33,15 +33,11 @@ class Coordinated:
         self.stuck = False
         self.beats = self.left = self.unanswered = 0
         self.commits = asyncio.Event()
-        self.admin = self._streams = self
+        self.streams: Any = self
         self.services = SimpleNamespace(call=self.call_service)
-        self.groups = SimpleNamespace(stream=self.groups_stream)
 
-    async def stream(self, name: str) -> Any:
+    async def stream(self, name: str = "_groups") -> Any:
         return SimpleNamespace(name=name, uid="u1", partitions=[SimpleNamespace(partition=p) for p in range(len(self.nodes))])
-
-    async def groups_stream(self) -> Any:
-        return await self.stream("_groups")
 
     async def list_streams(self) -> list[Any]:
         return [await self.stream("orders")]
@@ -49,8 +45,8 @@ class Coordinated:
     async def newest_streams(self) -> list[Any]:
         return await self.list_streams()
 
-    def consume(self, stream: str, partition: int, **how: Any) -> Any:
-        return consumer(self.nodes[0], how["start"])  # any of them: they hold the same
+    def consume(self, stream: str, partition: int, start: Any, **how: Any) -> Any:
+        return consumer(self.nodes[0], start)  # any of them: they hold the same
 
     async def call_service(self, service: str, stream: str, command: bytes, *, partition: int, timeout_s: float) -> Any:
         asked = decode_command(command)

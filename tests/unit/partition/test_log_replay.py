@@ -36,7 +36,9 @@ class Bench:
         self.replay = self.replay_of(self.log_state)
 
     def replay_of(self, log_state: LogState) -> LogReplay:
-        partition: Any = SimpleNamespace(log_state=log_state, feed=self.fed.append, log_failed=self.failed.append)
+        partition: Any = SimpleNamespace(
+            log_state=log_state, feed=self.fed.append, log_failed=self.failed.append, mark_changed=lambda: None
+        )
         return LogReplay(partition)
 
     def says(self, what: str) -> Callable[[], None]:

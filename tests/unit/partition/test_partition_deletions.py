@@ -36,6 +36,9 @@ class Controllers:
     def __init__(self) -> None:
         self.fsm = born_fsm()
         self.count = self.asked = self.distrusted = 0
+        self.decides = False
+        self.own_image: Any = None
+        """Image of a node that is behind. None: the truth."""
         self.answer: Callable[[pb.ControlResponse], pb.ControlResponse] = lambda response: response
         for node in "abc":
             self.do(registerNode=registration(nodeId=node))
@@ -43,7 +46,7 @@ class Controllers:
 
     @property
     def image(self) -> ClusterImage:
-        return self.fsm.image
+        return self.own_image or self.fsm.image
 
     def do(self, **request: Any) -> pb.ControlResponse:
         self.count += 1
@@ -89,7 +92,7 @@ async def node(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(asking, "_PAUSE_S", 0.001)
     monkeypatch.setattr(asking, "_GIVE_UP_AFTER_S", 0.05)
     settings = SimpleNamespace(node_id="a", replication=ReplicationConfig())
-    deletions = asking.Deletions(controllers, "a", decides=lambda: False)  # type: ignore[arg-type]
+    deletions = asking.Deletions(controllers, "a")  # type: ignore[arg-type]
     later: list[Any] = []
     tools: Any = SimpleNamespace(
         settings=settings,
@@ -273,8 +276,8 @@ async def test_unknown_stream_directories_are_deleted_only_when_a_controller_con
     for number in (0, 3):
         folder.partition_storage(PartitionKey("s", stream.uid, number)).replace("x", b"12345")
         folder.mark_log(f"{name}/{number}")
-    behind = ClusterImage()  # of a node that has not heard of the stream yet
-    unknown = asking.UnknownStreams([name, "gone"], folder, controllers, lambda: behind, forgotten.append)  # type: ignore[arg-type]
+    controllers.own_image = ClusterImage()  # of a node that has not heard of the stream yet
+    unknown = asking.UnknownStreams([name, "gone"], folder, controllers, forgotten.append)  # type: ignore[arg-type]
     assert unknown.names() == [name]
     assert "the cluster has that stream" in (await unknown.remove([name]))["error"]
     controllers.do(deleteStream=pb.DeleteStream(name="s"))
@@ -295,7 +298,7 @@ async def test_unknown_stream_directory_requested_twice_is_removed_once(tmp_path
     names = ["s-00000a-1", "s-00000b-1"]
     for name in names:
         folder.partition_storage(PartitionKey(*name.split("-", 1), 0)).replace("x", b"12345")
-    unknown = asking.UnknownStreams(names, folder, controllers, ClusterImage, lambda _: None)  # type: ignore[arg-type]
+    unknown = asking.UnknownStreams(names, folder, controllers, lambda _: None)  # type: ignore[arg-type]
     said = await asyncio.gather(unknown.remove([names[0], names[0]]), unknown.remove([names[0]]))
     assert said == [
         {"removed": [names[0]], "bytes": 5},
@@ -316,9 +319,9 @@ async def test_unknown_stream_directories_are_listed_without_a_look_at_all_of_th
         looked.append(name)
         return stream
 
-    image: Any = SimpleNamespace(streams=SimpleNamespace(get=get))
+    controllers.own_image = SimpleNamespace(streams=SimpleNamespace(get=get))
     known = f"s-{stream.uid}"
-    unknown = asking.UnknownStreams([known, *names], folder, controllers, lambda: image, lambda _: None)  # type: ignore[arg-type]
+    unknown = asking.UnknownStreams([known, *names], folder, controllers, lambda _: None)  # type: ignore[arg-type]
     assert unknown.names() == names[: asking.MOST_UNKNOWN]
     assert len(looked) == asking.MOST_UNKNOWN + 1
     controllers.answer = lambda _: GONE
@@ -343,7 +346,8 @@ class Scripted:
 
     def __init__(self, *answers: pb.ControlResponse, decides: bool = False) -> None:
         self.answers, self.asked, self.distrusted = list(answers), list[tuple[str, float]](), 0
-        self.deletions = asking.Deletions(self, "a", decides=lambda: decides)  # type: ignore[arg-type]
+        self.decides = decides
+        self.deletions = asking.Deletions(self, "a")  # type: ignore[arg-type]
         self.before_answer: Callable[[], object] = lambda: None
 
     async def propose(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse:

@@ -25,7 +25,7 @@ from tests.born import born_fsm, registration
 from tests.unit.partition.shell_parts import process_tools
 from tests.until import until
 
-DECIDES = Deletions(None, "a", decides=lambda: True)  # type: ignore[arg-type]
+DECIDES = Deletions(SimpleNamespace(decides=True), "a")  # type: ignore[arg-type]
 
 
 class Group:

@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import threading
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,7 +37,8 @@ class Bench:
         self.log_state = LogState(self.log, 120 * NS_PER_S, 1 << 20, lambda: 0)
         self.flusher = flusher_of(FlushedPartition(self.log, self._failed), pool, Timers())
         config = ReplicationConfig(state_checkpoint_bytes=4096)
-        self.states = StateCheckpoints(self.log_state, self.log, KEY, config, self.flusher, pool)
+        partition: Any = SimpleNamespace(key=KEY, log=self.log, log_state=self.log_state, mark_changed=lambda: None)
+        self.states = StateCheckpoints(partition, config, self.flusher, pool)
 
     def _failed(self, error: Exception) -> None:
         raise error

@@ -368,7 +368,7 @@ async def test_publish_with_a_message_id_that_may_be_evicted_is_dropped_without_
     bench = Bench(2)
     bench.node.bound_bytes = 296 + size_of([b"a"])
     for offset, name in enumerate((b"a", b"b")):  # as a follower does
-        bench.log_state.appended(offset, 1, time.time_ns(), {offset: name}, b"")
+        bench.log_state.appended(NewBatch(offset, offset, time.time_ns(), 1, {offset: name}), 0)
         bench.end = offset + 1
     bench.node.bound_bytes = 1 << 20
     bench.send(b"v", "a", b"_INBOX.a")

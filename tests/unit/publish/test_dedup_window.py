@@ -110,8 +110,8 @@ def test_dedup_window_record_with_an_older_timestamp_counts_as_stored_at_the_new
 def test_log_state_truncated_below_the_high_watermark_is_incomplete_until_replayed() -> None:
     log: Any = SimpleNamespace(log_start_offset=0, log_end_offset=0, high_watermark=-1)
     state = LogState(log, WINDOW, ROOM, long_ago)
-    state.appended(0, 4, 5, {3: b"a"}, b"")
-    state.appended(4, 2, 5, {4: b"b"}, b"")
+    state.appended(NewBatch(0, 3, 5, 4, {3: b"a"}), 0)
+    state.appended(NewBatch(4, 5, 5, 2, {4: b"b"}), 0)
     state.committed(3)
     log.high_watermark, log.log_end_offset = 3, 4
     state.log_was_truncated()
@@ -126,9 +126,9 @@ def test_log_state_append_with_an_offset_gap_raises() -> None:
     for offset in (3, 5):
         log: Any = SimpleNamespace(log_start_offset=0, log_end_offset=0, high_watermark=-1)
         state = LogState(log, WINDOW, ROOM, long_ago)
-        state.appended(0, 4, 5, {}, b"")
+        state.appended(NewBatch(0, 3, 5, 4, {}), 0)
         with pytest.raises(InvariantError, match="A3"):
-            state.appended(offset, 1, 5, {}, b"")
+            state.appended(NewBatch(offset, offset, 5, 1, {}), 0)
 
 
 def test_dedup_window_with_a_high_watermark_above_its_records_expires_ids_as_they_arrive() -> None:

@@ -71,13 +71,14 @@ class Bench:
             state=SimpleNamespace(status=PartitionStatus.ONLINE, leader="n2", leader_epoch=3, pauses=0),
         )  # fmt: skip
         self.ids = RecentIds(120 * S, 1 << 20, lambda: self.now_ns)
-        self.standby = Standby(
-            shell=self, reader=MessageDecoder(KEY, "ev", AckPolicy.ALL, InboxRule(("_INBOX.",))),
-            replica=self.replica, log=self.log, ids=self.ids,  # type: ignore[arg-type]
-            buffer=StandbyBuffer(NodeStandbyMemory(node_bytes), bound_bytes, 10 * S),
-            now_ns=lambda: self.now_ns, wall_ns=lambda: self.now_ns,
-            rules=StandbyReplayRules(uncertainty_ns=1500 * MS), on_lost=self.lost.append,
+        self.partition: Any = SimpleNamespace(
+            replica=self.replica, log=self.log, log_state=SimpleNamespace(ids=self.ids), now_ns=lambda: self.now_ns,
+            publishes_dropped=lambda _, count: self.lost.append(count), mark_changed=lambda: None,
         )  # fmt: skip
+        reader = MessageDecoder(KEY, "ev", AckPolicy.ALL, InboxRule(("_INBOX.",)))
+        buffer = StandbyBuffer(NodeStandbyMemory(node_bytes), bound_bytes, 10 * S)
+        rules = StandbyReplayRules(uncertainty_ns=1500 * MS)
+        self.standby = Standby(self.partition, self, reader, buffer, rules, lambda: self.now_ns)
         self.standby.review()
 
     def subscribe(self, subject: str, sink: Callable[..., None], on_dropped: Callable[[int], None]) -> Any:
@@ -442,7 +443,7 @@ def test_standby_that_unsubscribes_during_takeover_matching_appends_nothing() ->
 
 def test_standby_takeover_with_an_unreadable_log_reports_it_and_appends_nothing() -> None:
     bench, told = long_heard(), list[LiftError]()
-    bench.standby.on_unreadable = told.append
+    bench.partition.standby_unreadable = told.append
     found = bench.begins_to_lead()
     bench.log.close()
     bench.go_on()

@@ -25,7 +25,7 @@ def create_log_state(window_ns: int = WINDOW_NS, max_bytes: int = 1 << 20) -> Lo
 def ingest_partition(
     acks: PendingAcks, replica: FakeReplica, log: Any, log_state: LogState, feed: Callable[[Any], None]
 ) -> Any:
-    """``IngestPartition`` with these parts. Its clock stands still."""
+    """``PublishPartition`` with these parts. Its clock stands still."""
     return SimpleNamespace(
         acks=acks, replica=replica, log=log, log_state=log_state, feed=feed, now_ns=lambda: 0,
         publishes_dropped=lambda reason, count: None, ingest_left=lambda: None,

@@ -10,7 +10,8 @@ from typing import Any
 
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.progress import NotServedError, ReadProgress
-from liftpy.core.services.bad_records import FailedUnit
+from liftpy.core.services.bad_records import SkipDecision
+from liftpy.core.wire._pb import service_pb2 as pb
 from liftpy.core.wire.batch import Record, parse_batch
 from liftpy.errors import LogTruncatedError, OffsetOutOfRangeError
 from liftpy.service import Identity, Outbox, Role, Service, ServiceMachine
@@ -100,15 +101,16 @@ class Node:
         self.outbox = Outbox("u1/0", **bounds)
         self.outbox.known = True  # that nothing is written
         self.keeper = SnapshotKeeper(self.store, self.settings, self.outbox, fetcher)
+        orders: Any = self
         self.feeder = Feeder(
             reader=log,
-            identity=self.who,
             settings=self.settings,
             keeper=self.keeper,
-            outbox=self.outbox,
             factory=self._make,
             emitter=None,
-            host=self,
+            orders=orders,
+            decisions=orders,
+            started=lambda machine, snapshot: self.machine_started(machine, snapshot),
         )
         self.task: asyncio.Task[None] | None = None
 
@@ -123,14 +125,14 @@ class Node:
     def acknowledge(self) -> None:
         self.stops += 1
 
-    def is_beside_leader(self) -> bool:
-        return False
+    is_beside_leader = False
+    last = pb.JoinLog(leaderEpoch=1)
 
     @property
     def log_start_offset(self) -> int:
         return int(self.log.log_start)
 
-    async def decide_to_skip(self, failing: FailedUnit) -> None:
+    async def pass_over(self, identity: Identity, decision: SkipDecision, record: Record, error: str) -> None:
         raise AssertionError("it is no leader")
 
     async def start(self) -> None:

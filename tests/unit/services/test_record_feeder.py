@@ -8,7 +8,6 @@ import json
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ import pytest
 from liftpy.core.services.bad_records import Unit
 from liftpy.errors import LogTruncatedError, StorageError
 from liftpy.service import Role, ServiceFailedError, ServiceMachine, Snapshot
+from liftpy.service.node_orders import NodeOrders
 from liftpy.service.record_feeder import Feeder
 from liftpy.service.settings import ServiceSettings
 from liftpy.service.snapshots import SnapshotKeeper, SnapshotStore, StoredSnapshot
@@ -38,7 +38,7 @@ async def node(log: FakeLog, tmp_path: Path) -> AsyncIterator[Node]:
 async def test_service_record_feeder_stops_at_the_stop_position_and_resumes_when_the_stop_is_removed(node: Node) -> None:
     node.log.append(30)
     await node.feeder.restart(0)
-    node.feeder.stop_at(12)
+    node.feeder.stop_at(12, node.acknowledge)
     node.task = asyncio.create_task(node.feeder.run())
     await node.at(12)
     assert node.stops == 1
@@ -55,7 +55,7 @@ async def test_service_record_feeder_over_compacted_offsets_ends_at_the_stop_pos
     node.log.append(30)
     node.log.compacted = set(range(5, 29))
     await node.feeder.restart(0)
-    node.feeder.stop_at(12)
+    node.feeder.stop_at(12, node.acknowledge)
     node.task = asyncio.create_task(node.feeder.run())
     await node.at(12)
     assert node.stops == 1
@@ -323,16 +323,16 @@ async def test_service_record_feeder_with_a_slow_service_start_does_not_block_th
     keeper = SnapshotKeeper(SnapshotStore(tmp_path, WHO, kept=2, max_bytes=1 << 20), settings, None)
     reader: Any = log
     started: list[ServiceMachine] = []
-    host: Any = SimpleNamespace(machine_started=lambda machine, _: started.append(machine))
+    decisions: Any = None
     feeder = Feeder(
         reader=reader,
-        identity=WHO,
         settings=settings,
         keeper=keeper,
-        outbox=None,
         factory=SlowToStart,
         emitter=None,
-        host=host,
+        orders=NodeOrders(is_same_process=True),
+        decisions=decisions,
+        started=lambda machine, _: started.append(machine),
     )
     restarting = asyncio.create_task(feeder.restart(0))
     asyncio.get_running_loop().call_later(0.05, SlowToStart.loop_went_on.set)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from liftpy.config import ReplicationConfig
+from liftpy.config import ReplicationConfig, StreamConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.metadata.features import EFFECT_NUMBERS
 from liftpy.core.replication import events
@@ -35,7 +35,7 @@ class World:
         self.replica: Any = SimpleNamespace(
             role="FOLLOWER", phase="FOLLOWER_FETCH", leader_epoch=1, high_watermark=9, epoch_start_offset=0
         )
-        log: Any = SimpleNamespace(log_start_offset=0, log_end_offset=12)
+        log: Any = SimpleNamespace(log_start_offset=0, log_end_offset=12, config=StreamConfig())
         bus: Any = SimpleNamespace(send=self._send, listen=self._listen)
         self.timers: list[Any] = []
         self.cancelled: list[Any] = []
@@ -46,21 +46,18 @@ class World:
         self.ended: list[Any] = []
         self.moved: list[tuple[str, str]] = []
         self.replica.state = SimpleNamespace(replicas=("n1", "n2", "n3"), isr=("n1", "n2"), leader="n2", passed_over=())
-        partition: Any = SimpleNamespace(key=key, log=log, replica=self.replica, counters=self.counters, feed=self.fed.append)
+        partition: Any = SimpleNamespace(
+            key=key, log=log, replica=self.replica, counters=self.counters, feed=self.fed.append, mark_changed=lambda: None,
+            named_leader=lambda: ("n2", 1, 1),
+            transfer_leadership=lambda effect: self.moved.append((effect.toward, effect.reason)),
+        )  # fmt: skip
         proposals: Any = SimpleNamespace(report_service=lambda key, ended: self.ended.append(ended))
-        self.services = PartitionServices(
-            partition,
-            bus=bus,
-            node_id="n1",
-            ack_ids=itertools.count(3 << 32),
-            config=ReplicationConfig(),
-            timers=timers,
-            proposals=proposals,
-            subjects=Subjects(),
-            transfer_leadership=lambda *told: self.moved.append(told),
-            inboxes=InboxRule(("_INBOX.",)),
-            feature_level=lambda: self.level,
-        )
+        node: Any = SimpleNamespace(
+            settings=SimpleNamespace(node_id="n1", replication=ReplicationConfig()), links=SimpleNamespace(replication=bus),
+            ack_ids=itertools.count(3 << 32), timers=timers, proposals=proposals, subjects=Subjects(),
+            reads=SimpleNamespace(inboxes=InboxRule(("_INBOX.",))), image=lambda: SimpleNamespace(feature_level=self.level),
+        )  # fmt: skip
+        self.services = PartitionServices(partition, node)
         find = {("s", 0): self.services}
         self.handler = ServiceHandler(
             bus, Subjects(), "n1", InboxRule(("_INBOX.",)), lambda *name: find.get(name), self.counters

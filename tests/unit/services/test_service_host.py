@@ -436,7 +436,7 @@ async def test_service_host_leader_without_messages_of_its_node_becomes_follower
     bus, made, _, _ = running
     await bus.tell(order(bus, 1, role=pb.SERVICE_LEADER))
     await bus.until(lambda: made.machine is not None and made.machine.role is Role.LEADER)
-    made._last_contact_s -= 60.0
+    made._orders.contact_s -= 60.0
     await bus.until(lambda: made.machine.role is Role.FOLLOWER)
     await bus.tell(order(bus, 1, role=pb.SERVICE_LEADER))
     assert made.leads, "the same order again renews it"

@@ -283,7 +283,7 @@ async def script_bug_in_a_partition_ends_the_node(s: Stage) -> None:
     assert node is not None
     assert node.partitions is not None
     for worker in node.partitions:
-        worker.mark_changed = fail
+        worker.mark_changed = fail  # type: ignore[method-assign]
     await s.client.transport.connection.publish("orders.x", b"plain")
     await s.becomes(lambda: s["n2"].exits == [1], within_s=5, what="n2 ends")
     s.expect(s.count_log("n2", "CRITICAL *: replica stopped partition=orders/0 error=a bug * -> *"), 1, "log lines with steps")
