@@ -219,10 +219,11 @@ class Tree:
         if code == 0:
             return Outcome("survived", "", seconds)
         if code is None:
-            return Outcome("killed", f"{module} is not done after {seconds:.0f} s", seconds)
+            return Outcome("killed", f"{module[:80]} is not done after {seconds:.0f} s", seconds)
         lines = output.read_text(encoding="utf-8", errors="replace").splitlines()
-        found = next((line.strip() for line in lines if line.startswith("    ")), (lines or [f"exit code {code}"])[-1])
-        return Outcome("killed", f"{module}: {found[:160]}", seconds)
+        found = next((number for number, line in enumerate(lines) if line.startswith("    ")), None)
+        what = lines[-1:] or [f"exit code {code}"] if found is None else lines[max(found - 1, 0) : found + 1]
+        return Outcome("killed", " ".join(line.strip()[:160] for line in what), seconds)
 
     def _become_pytest(self, tests: list[str], output: Path, options: list[str]) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
