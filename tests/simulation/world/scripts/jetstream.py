@@ -229,6 +229,34 @@ async def script_jetstream_client_sees_settings_and_state_of_streams(s: Stage) -
 
 
 @script()
+async def script_jetstream_client_sees_the_times_of_a_stream_without_its_newest_record(s: Stage) -> None:
+    """Given a stream whose oldest and newest records were purged, its state has the times of the records that remain."""
+    await s.create("letters", leader="n1", segment_bytes=4096, dedup_window_s=1.0)
+    keys = [b"a", *[b"b"] * 28, b"a"]
+    for key in keys:
+        await s.client.publish("letters", key.ljust(200), key=key)
+    records = [record async for record in s.client.consume("letters", until="end")]
+    remaining = [record.timestamp_ns for record in records if record.key == b"b"]
+    times = tuple(
+        f"{datetime.fromtimestamp(at // NS_PER_S, UTC):%Y-%m-%dT%H:%M:%S}.{at % NS_PER_S:09d}".rstrip("0") + "Z"
+        for at in (remaining[0], remaining[-1])
+    )
+    await s.client.admin.purge("letters", 0, keys=[b"a"])
+    js = _JetStream(s)
+
+    async def shown() -> tuple[str, str]:
+        state = (await js.answer("STREAM.INFO.letters"))["state"]
+        return state["first_ts"], state["last_ts"]
+
+    await s.shows(shown, times, within_s=30, what="times of the oldest and the newest record")
+
+    async def purges() -> int:
+        return len((await s.client.admin.stream("letters")).partitions[0].state.purges)
+
+    await s.shows(purges, 0, within_s=30, what="purges in progress")
+
+
+@script()
 async def script_jetstream_client_sends_invalid_requests(s: Stage) -> None:
     """Given a JetStream client, when it sends requests that nats-server rejects, it gets the same codes, and a text that helps."""
     await s.create("orders", leader="n2")
