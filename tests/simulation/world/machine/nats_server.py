@@ -26,11 +26,15 @@ _MOST_REPLIES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """Permissions of a user: patterns to publish to and subscribe on. ``reply``: whether it may answer requests."""
+    """Permissions of a user: patterns to publish to and subscribe on. ``reply``: whether it may answer requests.
+
+    ``denied``: patterns to which it may not subscribe, although ``subscribe`` contains them.
+    """
 
     publish: tuple[str, ...] = (">",)
     subscribe: tuple[str, ...] = (">",)
     reply: bool = False
+    denied: tuple[str, ...] = ()
 
 
 class Subscription:
@@ -154,7 +158,8 @@ class Client:
         return any(matches(pattern.split("."), tokens) for pattern in patterns)
 
     def _subscribe(self, pattern: str, queue: str, sid: str) -> None:
-        if self.server.cluster.users and not self._allowed(self.rights.subscribe, pattern):
+        allowed = self._allowed(self.rights.subscribe, pattern) and not self._allowed(self.rights.denied, pattern)
+        if self.server.cluster.users and not allowed:
             self.error(f'Permissions Violation for Subscription to "{pattern}"')
             return
         cluster = self.server.cluster

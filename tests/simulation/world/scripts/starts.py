@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import stat
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from liftpy.core.log.small_files import seal_small_file
@@ -196,6 +198,34 @@ async def script_operator_revokes_permissions_of_the_nodes(s: Stage) -> None:
     await s.client.admin.elect_leader("orders", 0, "n2")
     await s.publish("orders", 2)
     s.expect(s.leader("orders"), "n2", "leader")
+
+
+@script(workers=2)
+async def script_operator_revokes_permissions_of_nodes_with_two_processes(s: Stage) -> None:
+    """Given running nodes, when NATS denies a subscription in their namespace, both processes of a node say so and continue."""
+    await s.create("orders", partitions=6)
+    for partition in range(6):
+        await s.client.admin.elect_leader("orders", partition, "n2")
+    s.world.nats.on_denial = lambda client, text: None
+    users = s.world.nats.users
+    before = dict(users)
+    for user, rights in before.items():
+        if user[0] == "node":
+            users[user] = replace(rights, denied=("liftpy.orders.*.replicate",))
+    s.change_settings("n2", credentials__password="another secret")
+
+    async def denied() -> bool:
+        return await s.metric("n2", "incidents_total", "permission_denied") >= 6
+
+    await s.shows(denied, True, what="denied operations in both processes")
+    await asyncio.sleep(2)
+    text = "ERROR *: NATS permission denied error=NATS does not let this node subscribe on liftpy.orders.*.replicate. *"
+    s.expect(s.count_log("n2", text) > 0, True, "a log line names a denied subscription")
+    users.update(before)
+    s.change_settings("n2", credentials__password="secret")
+    for partition in range(6):
+        await s.shows(partial(s.isr, "orders", partition), s.names, within_s=30, what=f"ISR of partition {partition}")
+    await s.publish("orders", 12)
 
 
 @script(nodes=1, controllers=1, users=False, starts=False)
