@@ -82,6 +82,8 @@ class Proposals:
             case do.ReportLeader(leader_lacks=True):
                 text = "leader lacks committed records partition=%s leader=%s hw=%d"
                 logger.error(text, key, effect.leader, effect.high_watermark)
+            case do.LeaveIsr(is_learner=True):
+                logger.warning("copy failed partition=%s reason=%s: requesting that another node copies it", key, effect.reason)
             case do.LeaveIsr():
                 logger.warning("replica removed from the ISR partition=%s reason=%s", key, effect.reason)
             case do.GiveUpLeadership() | do.TransferLeadership():

@@ -23,6 +23,7 @@ from liftpy.core.metadata.data_deletion import DepartedPartitions
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.image_delta import diff
 from liftpy.core.publish.log_state_part import NodeStateMemory
+from liftpy.core.replication import effects as do
 from liftpy.core.replication import events, messages
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.core.replication.events import DataPathChanged, Event, LeaseChanged
@@ -293,6 +294,8 @@ class Partitions:
             if self.failed.get(key) != reason:  # not at each retry
                 logger.error("log not opened partition=%s code=%s error=%s", key, error.code, error)
             self.failed[key] = reason
+            if partition.joining == self._node_id:
+                self._node.proposals.send(key, do.LeaveIsr(reason=reason, is_learner=True))
             self._retry_later(key)
             return False
         self.failed.pop(key, None)

@@ -143,6 +143,7 @@ EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.ingest", "publishes without reply subject dropped counts=%s%s"): "publish.dropped",
     ("liftpy.ingest", "publishes lost with a connection that the server closed reas"): "publish.lost",
     ("liftpy.ingest", "publishes lost with a connection, number not known at_least="): "publish.lost_unknown",
+    ("liftpy.proposals", "copy failed partition=%s reason=%s: requesting that another "): "replica.copy_failed",
     ("liftpy.proposals", "leadership given up partition=%s reason=%s"): "replica.transfer_requested",
     ("liftpy.replica", "standby buffer replayed partition=%s to_append=%d already_in"): "replica.standby_takeover",
     ("liftpy.proposals", "leader lacks committed records partition=%s leader=%s hw=%d"): "replica.leader_lacks_records",
