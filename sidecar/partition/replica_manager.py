@@ -100,7 +100,7 @@ class Partitions:
         """Partition -> task that stops its worker."""
         self._changed_while_busy: set[PartitionKey] = set()
         """Partitions whose state in the image has changed while they were opened or stopped."""
-        self._departed = DepartedPartitions(node.settings.node_id)
+        self._departed = DepartedPartitions(node.settings.node_id, self._uids_with_data)
         self._leading: dict[PartitionKey, PartitionWorker] = {}
         self._data_path_is_up = True
         self._garbage = garbage or GarbageCollection()
@@ -374,6 +374,20 @@ class Partitions:
             return None
         allowed = await self._node.deletions.is_allowed(key)
         return None if allowed and self._departed.may_be_the_only_copy(key, self._image) else allowed
+
+    def _uids_with_data(self) -> set[str]:
+        """Return the uids of the streams of all partitions that are open, opened or stopped here, or whose data must be deleted."""
+        parts = (
+            self._workers,
+            self._busy,
+            self._endings,
+            self._deferred,
+            self.failed,
+            self._later_deletions,
+            self._failed_deletions,
+            self._moved_logs,
+        )
+        return {key.uid for keys in parts for key in keys}
 
     def _delete_later(self, key: PartitionKey, *, at_once: bool = False) -> None:
         """Delete the data of the partition ``key`` as soon as this is allowed and possible.

@@ -13,6 +13,7 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
+import liftpy.core.metadata.data_deletion as data_deletion
 import sidecar.partition.deletions as asking
 import sidecar.partition.replica_manager as module
 from liftpy.config import ReplicationConfig
@@ -219,6 +220,34 @@ async def test_partition_deletion_that_the_disk_rejects_is_logged_and_repeated(
     await until(lambda: len(node.later) == count)
     lines = [line for line in caplog.messages if "error=the disk does not answer: retrying in" in line]
     assert (len(lines), set(tries.values())) == (2 * count, {3})
+
+
+@pytest.fixture
+def _remembers_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_deletion, "REMEMBERED", 1)
+
+
+@pytest.mark.usefixtures("_remembers_one_stream")
+async def test_partition_deletion_that_waits_is_not_forgotten_while_other_streams_are_deleted(
+    node: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LATER_S", 0.05)
+    node.controllers.answer = lambda _: UNAVAILABLE
+    before = node.controllers.image
+    node.controllers.do(deleteStream=pb.DeleteStream(name="s"))
+    node.partitions.image_changed(before, node.controllers.image)
+    await node.partitions.wait_until_open()
+    node.controllers.answer = lambda response: response
+    for _ in range(3):
+        for request in (
+            {"createStream": pb.CreateStream(name="t", subject="t.x", replicationFactor=3, partitions=1)},
+            {"deleteStream": pb.DeleteStream(name="t")},
+        ):
+            before = node.controllers.image
+            node.controllers.do(**request)
+            node.partitions.image_changed(before, node.controllers.image)
+            await node.partitions.wait_until_open()
+    await until(lambda: sum(key.stream == "s" for key in node.later) == 5)
 
 
 async def test_partition_manager_stop_with_undeleted_files_is_not_clean(node: Any) -> None:
