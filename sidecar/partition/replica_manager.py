@@ -175,6 +175,10 @@ class Partitions:
         in_sync = worker is not None and worker.is_in_sync
         return (worker.log.log_start_offset, worker.high_watermark + 1) if worker is not None and in_sync else None
 
+    def exists(self, key: PartitionKey) -> bool:
+        """Return whether the cluster has the partition ``key``, on this node or on others, as far as this node knows."""
+        return self._image.find(key.stream, key.uid, key.partition) is not None
+
     def has_everything(self, worker: PartitionWorker) -> bool:
         """Return whether the replica ``worker`` certainly has all committed records: it is in sync, without an unclean election."""
         location = self._find_in_image(worker.key)
