@@ -66,6 +66,7 @@ EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.node", "unknown environment variable, ignoring variable=%s nearest=%"): "node.unknown_variable",
     ("liftpy.node", "mark of a failed flush not removed log=%s error=%s: continui"): "log.mark_not_removed",
     ("liftpy.node", "settings not reloaded error=%s: keeping the current ones"): "node.settings_rejected",
+    ("liftpy.workers", "worker not stopped worker=%d seconds=%.1f: killing it"): "node.worker_killed",
     ("liftpy.proposals", "ISR changed partition=%s isr=%s"): "isr.changed",
     ("liftpy.proposals", "replica removed from the ISR partition=%s reason=%s"): "isr.left",
     ("liftpy.proposals", "ISR not changed partition=%s reason=%s"): "isr.change_failed",
