@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable, Collection
 
 from liftpy.core.base.ids import PartitionKey
@@ -45,18 +44,6 @@ class Proposals:
         self._batcher = RequestBatcher()
         self._sending: asyncio.Task[None] | None = None
         self._closed = False
-
-    @property
-    def counters(self) -> Counter[str]:
-        requests = self._batcher
-        return Counter(
-            {
-                "requests to the metadata group": requests.sent_count,
-                "batches of requests to the metadata group": requests.batch_count,
-                "requests to the metadata group superseded": requests.replaced_count,
-                "requests to the metadata group waiting": len(requests),
-            }
-        )
 
     def propose_isr(self, key: PartitionKey, effect: do.ProposeIsr, feed: Callable[[Event], None]) -> None:
         """Request another ISR of the partition ``key``. ``feed`` gets the answer as IsrChangeAnswered."""
