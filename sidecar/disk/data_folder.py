@@ -377,16 +377,17 @@ class DataDirectory:
     def delete_partition(self, key: PartitionKey) -> None:
         """Delete the log of the partition ``key``, which the cluster has deleted or moved [M11].
 
-        The directory is renamed first, so that it is removed completely or not at all.
+        The directory is renamed first, so that it is removed completely or not at all. A second call completes a failed one.
         """
         path = self.partition_path(key)
+        doomed = path.with_name(f"{path.name}.deleted")
         self.unmark_log(key.folder)
         with storage_errors("remove", path):
             if path.exists():
-                doomed = path.with_name(f"{path.name}.deleted")
                 shutil.rmtree(doomed, ignore_errors=True)
                 path.rename(doomed)
                 sync_folder(path.parent)
+            if doomed.exists():
                 shutil.rmtree(doomed)
             self._remove_empty(path.parent)
 

@@ -98,11 +98,19 @@ RESTART_SPREAD_S = 10.0
 class GroupLags:
     """Measures the lags of the groups whose coordinators lead on this node.
 
-    ``bounds_of``: returns the log start and the end of a partition, None if it is not on this node.
+    ``bounds_of``: returns the log start and the end of a partition, None if it is not on this node. ``exists``: returns whether the
+    cluster has the partition. A partition of a deleted stream has no lag.
     """
 
-    def __init__(self, bounds_of: BoundsOf, namespace: str, labels: GroupLabels | None = None) -> None:
+    def __init__(
+        self,
+        bounds_of: BoundsOf,
+        namespace: str,
+        labels: GroupLabels | None = None,
+        exists: Callable[[PartitionKey], bool] = lambda _: True,
+    ) -> None:
         self._bounds_of = bounds_of
+        self._exists = exists
         self._namespace = namespace
         self._labels = labels or GroupLabels()
         self._ends = LogEnds()
@@ -135,6 +143,8 @@ class GroupLags:
                     if count % _GROUPS_PER_STEP == 0 and time.monotonic() - began > SLICE_S:
                         await asyncio.sleep(PAUSE_S)
                         began = time.monotonic()
+                    if not self._exists(key):
+                        continue
                     self._measure_partition(key, read, elsewhere if leads else None)
                     ends = self._ends.get(key)
                     lag.add(ends, position, clock.now_ns())
@@ -219,9 +229,9 @@ class GroupLags:
         try:
             bounds, _ = await reader.bounds(key.uid)
         except UnavailableError:
-            return  # it still ends there or later
+            return  # it still ends there or later. A deleted stream has no responders either, but ``_exists`` knows it
         except LiftError:
-            self._ends.forget(key)  # the stream was deleted, or another stream has its name
+            self._ends.forget(key)  # another stream has its name
         else:
             self._ends.set_bounds(key, bounds.end_offset, clock.now_ns(), bounds.log_start_offset)
 
@@ -308,7 +318,8 @@ class GroupCoordinators:
     ) -> None:
         self._keys = keys or Keys(settings.credentials)
         self._share = share
-        self.lags = GroupLags(partitions.bounds_of, settings.namespace, GroupLabels(MOST_GROUPS // share.process_count))
+        labels = GroupLabels(MOST_GROUPS // share.process_count)
+        self.lags = GroupLags(partitions.bounds_of, settings.namespace, labels, partitions.exists)
         self._lag_task: asyncio.Task[None] | None = None
         self._settings = settings
         self._folder = folder

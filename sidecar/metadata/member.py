@@ -270,7 +270,6 @@ class RaftMember(MetadataGroup):
 
     async def _catch_up(self) -> None:
         """Request barriers until one is applied. It ends the probation of this member."""
-        self._member.catching_up()
         probation = self._log.probation
         say_at = time.monotonic() + _LOG_AFTER_S
         while not self._driver.stopped and self.is_member:

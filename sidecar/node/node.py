@@ -103,6 +103,8 @@ logger = logging.getLogger("liftpy.node")
 
 FLUSH_THREADS = 4
 HARD_STOP_S = 12.0
+_END_S = 2.0
+"""Part of ``HARD_STOP_S`` that is left for the end of a stop, after the logs of workers are closed, in seconds."""
 _CLOSE_SUBJECTS_TIMEOUT_S = 0.5
 _DRAIN_TIMEOUT_S = 3.0
 _LEAVE_TIMEOUT_S = 1.0
@@ -119,6 +121,9 @@ class Node(RunningNode):
 
     _lock: int | None = None
     """Descriptor of the lock of the data directory. None: this process takes the lock."""
+
+    _stop_began_s = 0.0
+    """Monotonic time at which the stop of the node began, in seconds. 0: it has not begun."""
 
     def __init__(self, settings: NodeSettings, share: WorkerShare | None = None, again: SettingsLoader | None = None) -> None:
         self.reloading = SettingsReloader(settings, again, self._live_parts, self._prove)
@@ -549,7 +554,7 @@ class Node(RunningNode):
             exit_after(HARD_STOP_S, forced_exit_code(error))
             self._failure = error
             logger.critical("node failed node=%s error=%s: stopping", self.settings.node_id, error)
-        self._stopping.set()
+        self._begin_stop()
 
     def repair(self, reason: str) -> None:
         """Transfer the leaderships and restart the node without the clean-stop marker, because a log is damaged.
@@ -560,7 +565,7 @@ class Node(RunningNode):
             exit_after(HARD_STOP_S)
             self._repairs = self._hand_over = True
             logger.error("log damaged node=%s log=%s: restarting to repair it", self.settings.node_id, reason)
-        self._stopping.set()
+        self._begin_stop()
 
     def request_stop(self, *, hand_over: bool) -> None:
         """Request a clean stop. ``wait`` then returns.
@@ -569,6 +574,10 @@ class Node(RunningNode):
         """
         self._hand_over = hand_over
         self._repairs, self._must_end = False, True
+        self._begin_stop()
+
+    def _begin_stop(self) -> None:
+        self._stop_began_s = self._stop_began_s or time.monotonic()
         self._stopping.set()
 
     async def wait(self) -> None:
@@ -580,6 +589,7 @@ class Node(RunningNode):
         Each component closes even if another one fails. Then the stop is not clean, and the first error is raised at the end.
         """
         began = time.monotonic()
+        self._stop_began_s = self._stop_began_s or began
         self.supervisor.stopping()
         self._logs_are_clean = self._failure is None and self.partitions is not None
         self.all_flushed = self.partitions is not None
@@ -620,7 +630,8 @@ class Node(RunningNode):
         await registered.drain(_DRAIN_TIMEOUT_S)
 
     async def _close_partitions(self) -> None:
-        workers = start_attended(self._workers.stop())
+        left_s = self._stop_began_s + HARD_STOP_S - _END_S - time.monotonic()
+        workers = start_attended(self._workers.stop(left_s))
         try:
             if self.partitions is not None:
                 self._logs_are_clean = await self.partitions.stop() and self._logs_are_clean

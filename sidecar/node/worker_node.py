@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import gc
 import json
 import os
@@ -218,17 +219,22 @@ class Channel:
                 else:
                     on_loop(on_frame, frame)
                 if frame.kind is FrameKind.STOP:
-                    return self._last()
+                    return self._last(on_loop)
             frames = self._read_frames()
 
-    def _last(self) -> None:
-        """After the stop request of the node, read until the connection ends. The end of the node then ends this process too.
+    def _last(self, on_loop: OnLoop) -> None:
+        """After the stop request of the node, answer pings until the connection ends. The end of the node then ends this process too.
 
-        The node sends no frame after the stop request. If the stop hangs, a deadline ends this process.
+        The node sends only pings after the stop request. If the event loop does not run, or the stop takes too long, the node kills
+        this process.
         """
         while True:
-            if any(frame.kind is FrameKind.STOP for frame in self._read_frames()):
+            frames = self._read_frames()
+            if any(frame.kind is FrameKind.STOP for frame in frames):
                 return
+            if any(frame.kind is FrameKind.PING for frame in frames):
+                with contextlib.suppress(RuntimeError):  # the event loop is closed, because the stop is complete
+                    self._run_on_loop(on_loop)
 
     def _run_on_loop(self, on_loop: OnLoop) -> None:
         if time.monotonic() - self._turned < self._session_s:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable, Collection
 
 from liftpy.core.base.ids import PartitionKey
@@ -46,18 +45,6 @@ class Proposals:
         self._sending: asyncio.Task[None] | None = None
         self._closed = False
 
-    @property
-    def counters(self) -> Counter[str]:
-        requests = self._batcher
-        return Counter(
-            {
-                "requests to the metadata group": requests.sent_count,
-                "batches of requests to the metadata group": requests.batch_count,
-                "requests to the metadata group superseded": requests.replaced_count,
-                "requests to the metadata group waiting": len(requests),
-            }
-        )
-
     def propose_isr(self, key: PartitionKey, effect: do.ProposeIsr, feed: Callable[[Event], None]) -> None:
         """Request another ISR of the partition ``key``. ``feed`` gets the answer as IsrChangeAnswered."""
         for replica, took_ns in effect.slow:
@@ -82,6 +69,8 @@ class Proposals:
             case do.ReportLeader(leader_lacks=True):
                 text = "leader lacks committed records partition=%s leader=%s hw=%d"
                 logger.error(text, key, effect.leader, effect.high_watermark)
+            case do.LeaveIsr(is_learner=True):
+                logger.warning("copy failed partition=%s reason=%s: requesting that another node copies it", key, effect.reason)
             case do.LeaveIsr():
                 logger.warning("replica removed from the ISR partition=%s reason=%s", key, effect.reason)
             case do.GiveUpLeadership() | do.TransferLeadership():

@@ -18,11 +18,13 @@ from typing import Any
 
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.partition import PartitionState
+from liftpy.core.base.rate_limits import doubled_wait_s
 from liftpy.core.base.worker_assignment import WHOLE, WorkerShare
 from liftpy.core.metadata.data_deletion import DepartedPartitions
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.image_delta import diff
 from liftpy.core.publish.log_state_part import NodeStateMemory
+from liftpy.core.replication import effects as do
 from liftpy.core.replication import events, messages
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.core.replication.events import DataPathChanged, Event, LeaseChanged
@@ -53,6 +55,8 @@ logger = logging.getLogger("liftpy.partitions")
 _seldom = WarningLogRateLimit()
 
 _RETRY_S = 5.0
+_DELETE_AGAIN_S, _LONGEST_DELETE_AGAIN_S = 5.0, 300.0
+"""Wait after the first failed deletion of a partition's files, and maximum wait, in seconds. The wait doubles with each failure."""
 _STOPS_AT_ONCE = 64
 _OPENED_AT_ONCE = 32
 """Maximum number of partitions that are opened or stopped at a time. Others wait."""
@@ -86,11 +90,17 @@ class Partitions:
         self._busy: dict[PartitionKey, asyncio.Task[Any]] = {}
         self._background_tasks: set[asyncio.Task[None]] = set()
         """Tasks that delete data of partitions that have left this node, when they have a leader and a controller confirms it."""
+        self._later_deletions: dict[PartitionKey, asyncio.Task[None]] = {}
+        """Partition that has left this node -> task that tries to delete its data until this is done."""
+        self._failed_deletions: dict[PartitionKey, int] = {}
+        """Partition whose files could not be deleted -> number of failures in a row."""
+        self._moved_logs: set[PartitionKey] = set()
+        """Partitions that moved away while the node was down, and whose data is not deleted yet."""
         self._endings: dict[PartitionKey, asyncio.Task[None]] = {}
         """Partition -> task that stops its worker."""
         self._changed_while_busy: set[PartitionKey] = set()
         """Partitions whose state in the image has changed while they were opened or stopped."""
-        self._departed = DepartedPartitions(node.settings.node_id)
+        self._departed = DepartedPartitions(node.settings.node_id, self._uids_with_data)
         self._leading: dict[PartitionKey, PartitionWorker] = {}
         self._data_path_is_up = True
         self._garbage = garbage or GarbageCollection()
@@ -164,6 +174,10 @@ class Partitions:
         worker = self._workers.get(key)
         in_sync = worker is not None and worker.is_in_sync
         return (worker.log.log_start_offset, worker.high_watermark + 1) if worker is not None and in_sync else None
+
+    def exists(self, key: PartitionKey) -> bool:
+        """Return whether the cluster has the partition ``key``, on this node or on others, as far as this node knows."""
+        return self._image.find(key.stream, key.uid, key.partition) is not None
 
     def has_everything(self, worker: PartitionWorker) -> bool:
         """Return whether the replica ``worker`` certainly has all committed records: it is in sync, without an unclean election."""
@@ -242,7 +256,8 @@ class Partitions:
         if worker is not None and wanted is not None:
             self._update_worker(worker)
         elif worker is None and wanted is None:
-            self.failed.pop(key, None)
+            if self.failed.pop(key, None) is not None and self._has_moved_away(key):
+                self._delete_later(key, at_once=True)
         elif len(self._busy) >= _OPENED_AT_ONCE:
             self._deferred[key] = None
         else:
@@ -293,6 +308,8 @@ class Partitions:
             if self.failed.get(key) != reason:  # not at each retry
                 logger.error("log not opened partition=%s code=%s error=%s", key, error.code, error)
             self.failed[key] = reason
+            if partition.joining == self._node_id:
+                self._node.proposals.send(key, do.LeaveIsr(reason=reason, is_learner=True))
             self._retry_later(key)
             return False
         self.failed.pop(key, None)
@@ -336,7 +353,11 @@ class Partitions:
             later = allowed is None
             if allowed is False:
                 self._departed.deletion_denied(key)
-        clean = await worker.stop(delete=is_removed and not self._stopping)
+        deletes = is_removed and not self._stopping
+        clean = await worker.stop(delete=deletes)
+        if deletes:
+            await self._delete_data(key)
+            later = key in self._failed_deletions
         self.counts.closed(worker)
         self.log_ends.pop(key.folder, None)
         if clean and not is_removed:
@@ -358,12 +379,33 @@ class Partitions:
         allowed = await self._node.deletions.is_allowed(key)
         return None if allowed and self._departed.may_be_the_only_copy(key, self._image) else allowed
 
-    def _delete_later(self, key: PartitionKey) -> None:
+    def _uids_with_data(self) -> set[str]:
+        """Return the uids of the streams of all partitions that are open, opened or stopped here, or whose data must be deleted."""
+        parts = (
+            self._workers,
+            self._busy,
+            self._endings,
+            self._deferred,
+            self.failed,
+            self._later_deletions,
+            self._failed_deletions,
+            self._moved_logs,
+        )
+        return {key.uid for keys in parts for key in keys}
+
+    def _delete_later(self, key: PartitionKey, *, at_once: bool = False) -> None:
+        """Delete the data of the partition ``key`` as soon as this is allowed and possible.
+
+        ``at_once``: True to try without a wait first.
+        """
         if self._departed.may_be_the_only_copy(key, self._image):
             _seldom.warning(
                 logger, "partition not deleted partition=%s: it has left this node, but has no leader: retrying", key
             )
-        self._start_in_background(self._delete_when_allowed(key), f"deleting {key} later")
+        earlier = self._later_deletions.get(key)
+        if earlier is None or earlier.done():
+            task = self._start_in_background(self._delete_when_allowed(key, at_once), f"deleting {key} later")
+            self._later_deletions[key] = task
 
     def _start_in_background(self, work: Coroutine[Any, Any, None], what: str) -> asyncio.Task[None]:
         task = spawn(work, what)
@@ -371,15 +413,19 @@ class Partitions:
         task.add_done_callback(self._background_tasks.discard)
         return task
 
-    async def _delete_when_allowed(self, key: PartitionKey) -> None:
-        """Check again, from time to time, whether the data of the partition ``key`` may be deleted.
+    async def _delete_when_allowed(self, key: PartitionKey, at_once: bool) -> None:
+        """Try, from time to time, to delete the data of the partition ``key``.
 
-        Stop when a controller has answered, or when the partition is on this node again.
+        Stop when the data is deleted, when a controller denies it, or when the partition is on this node again.
         """
         while not self._stopping:
-            await asyncio.sleep(LATER_S)
-            if not self._has_moved_away(key) or await self._delete_if_allowed(key) is not None:
-                return
+            failures = self._failed_deletions.get(key, 0)
+            await asyncio.sleep(0.0 if at_once else _deletion_wait_s(failures) if failures else LATER_S)
+            at_once = False
+            if not self._has_moved_away(key) or await self._delete_if_allowed(key):
+                break
+        self._failed_deletions.pop(key, None)
+        self._later_deletions.pop(key, None)
 
     def _update_worker(self, worker: PartitionWorker) -> None:
         location = self._find_in_image(worker.key)
@@ -404,39 +450,52 @@ class Partitions:
             folder, _, number = name.rpartition("/")
             if folder in streams and self._share.holds_folder(name):
                 keys.append(streams[folder].key(int(number)))
+        self._moved_logs.update(keys)
         return self._start_in_background(self._delete_moved_logs(sorted(keys)), "logs that moved away")
 
     async def _delete_moved_logs(self, keys: list[PartitionKey]) -> None:
         for key in keys:
-            if self._has_moved_away(key) and await self._delete_if_allowed(key) is None:
+            if self._has_moved_away(key) and not await self._delete_if_allowed(key):
                 self._delete_later(key)
                 await asyncio.sleep(0)  # thousands of partitions may have no leader
+            self._moved_logs.discard(key)
 
     def _has_moved_away(self, key: PartitionKey) -> bool:
         """Return whether the partition ``key`` is neither open here nor on this node by the current image."""
         is_free = not (self._stopping or key in self._busy or key in self._workers)
         return is_free and self._departed.has_moved_away(key, self._image)
 
-    async def _delete_if_allowed(self, key: PartitionKey) -> bool | None:
+    async def _delete_if_allowed(self, key: PartitionKey) -> bool:
         """Delete the data of the partition ``key`` if a controller allows it, and if it has not come back to this node by then.
 
-        Return the decision of ``_is_deletion_allowed``.
+        Return False if the caller must try again later: the deletion failed, or it is not decided yet.
         """
         allowed = await self._is_deletion_allowed(key)
         if allowed and self._has_moved_away(key):
-            task = self._busy[key] = start_attended(self._delete_data(key))  # it cannot be opened until then
+            task = self._busy[key] = start_attended(self._delete_data(key, is_late=True))  # it cannot be opened until then
             task.add_done_callback(partial(self._opening_ended, key))
             await asyncio.wait([task])
-        return allowed
+            return key not in self._failed_deletions
+        return allowed is not None
 
-    async def _delete_data(self, key: PartitionKey) -> None:
+    async def _delete_data(self, key: PartitionKey, *, is_late: bool = False) -> None:
+        """Delete the files of the partition ``key``. Count a failure in ``_failed_deletions``.
+
+        ``is_late``: True if the partition left this node before, and not just now.
+        """
         try:
             await asyncio.get_running_loop().run_in_executor(self._node.pool, self._node.folder.delete_partition, key)
             self._node.promises.forget(key.folder)
         except (LiftError, OSError) as error:
-            logger.error("partition not deleted partition=%s error=%s: it has left this node", key, error)
+            failures = self._failed_deletions[key] = self._failed_deletions.get(key, 0) + 1
+            wait_s = _deletion_wait_s(failures)
+            logger.error("partition not deleted partition=%s error=%s: retrying in %.0f s", key, error, wait_s)
             return
-        logger.info("partition deleted partition=%s: it has left this node", key)
+        self._failed_deletions.pop(key, None)
+        if is_late:
+            logger.info("partition deleted partition=%s: it has left this node", key)
+        else:
+            logger.info("partition deleted partition=%s", key)
 
     # ---- life --------------------------------------------------------------------------------------------------------------
     async def wait_until_open(self) -> None:
@@ -473,7 +532,8 @@ class Partitions:
     async def stop(self) -> bool:
         """Stop all partitions and close their logs. Return True if all acknowledged data is on disk. A second call is allowed.
 
-        After an unclean stop, a log that cannot be opened may have data that is only in the page cache [S1].
+        After an unclean stop, a log that cannot be opened may have data that is only in the page cache [S1]. A log that could not be
+        deleted has such data, too.
         """
         self._stopping = True
         self._node.deletions.close()
@@ -492,9 +552,14 @@ class Partitions:
         for start in range(0, len(workers), _STOPS_AT_ONCE):
             await asyncio.gather(*(self._stop(worker) for worker in workers[start : start + _STOPS_AT_ONCE]))
         has_unread_logs = bool(self.failed or self._node.recovered.unrecovered)
-        is_read = not has_unread_logs or self._node.previous.clean_stop
-        self.all_flushed = self.all_flushed and is_read
-        return self._all_clean and is_read
+        is_complete = (not has_unread_logs or self._node.previous.clean_stop) and not self._failed_deletions
+        self.all_flushed = self.all_flushed and is_complete
+        return self._all_clean and is_complete
+
+
+def _deletion_wait_s(failures: int) -> float:
+    """Return the wait after ``failures`` failed deletions of a partition's files in a row, in seconds."""
+    return doubled_wait_s(failures, _DELETE_AGAIN_S, _LONGEST_DELETE_AGAIN_S)
 
 
 class NotifyHandler:

@@ -563,7 +563,7 @@ class PartitionWorker(PartitionShell):
     async def stop(self, *, delete: bool = False) -> bool:
         """End the role of the replica, flush and close its log. Return True if all data is on disk.
 
-        ``delete``: True to delete the directory, too.
+        ``delete``: True if the caller deletes the directory then. The log is closed without a flush, and no state is stored.
         """
         self.has_ended = True
         self.feed(events.StopRequested())
@@ -597,6 +597,7 @@ class PartitionWorker(PartitionShell):
             logger.error("log not closed partition=%s error=%s: continuing", self.key, error)
 
     def _close(self, healthy: bool, delete: bool, store_state: Callable[[], None] = lambda: None) -> bool:
+        self.has_flushed_all = self.has_flushed_all or delete
         try:
             if self.has_flushed_all and not delete:
                 with contextlib.suppress(StorageError):  # the next start then replays more
@@ -605,11 +606,6 @@ class PartitionWorker(PartitionShell):
             self.log.close(clean=healthy and not delete)
             if healthy and not delete:
                 store_state()
-            if delete:
-                self._node.folder.delete_partition(self.key)
-                self._node.promises.forget(self.key.folder)
-                self.has_flushed_all = True
-                logger.info("partition deleted partition=%s", self.key)
         except (LiftError, OSError) as error:
             logger.error("log not closed partition=%s error=%s: continuing", self.key, error)
             if healthy and not delete:  # a full disk may have no room for the checkpoint of a log that is complete

@@ -17,6 +17,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
@@ -49,7 +50,7 @@ from sidecar.runtime.tasks import TaskSet, spawn
 logger = logging.getLogger("liftpy.workers")
 
 STOP_S = 6.0
-"""Time in seconds after which a worker that has not stopped is killed. The node's stop is then not clean."""
+"""Time in seconds after which a worker that stops, and whose event loop does not run, is killed. The node's stop is then not clean."""
 SIGNALS_FOR_THE_NODE = (signal.SIGINT, signal.SIGTERM)
 """Signals that a supervisor may send to all processes of a node. They are meant for the first process, which stops the workers."""
 _CLEAN, _FLUSHED = 1, 2
@@ -251,9 +252,12 @@ class Workers:
         """Name of each log of the stopped workers -> its log end offset (exclusive)."""
         return {name: end for handle in self.handles for name, end in handle.log_ends.items()}
 
-    async def stop(self) -> bool:
-        """Stop the workers. Return whether all of them stopped cleanly. A worker that hangs is killed."""
-        stopped = await asyncio.gather(*(handle.stop(STOP_S) for handle in self.handles))
+    async def stop(self, longest_s: float) -> bool:
+        """Stop the workers. Return whether all of them stopped cleanly.
+
+        A worker whose event loop does not run for ``STOP_S`` seconds is killed. Others are killed after ``longest_s`` seconds.
+        """
+        stopped = await asyncio.gather(*(handle.stop(STOP_S, longest_s) for handle in self.handles))
         await end_tasks([self._ping_task])
         await self._requests.end()
         return all(stopped)
@@ -317,6 +321,8 @@ class WorkerHandle(asyncio.Protocol):
         self._spawning: asyncio.Future[None] | None = None
         """Start of the process, in a thread. A canceled start of the node does not cancel it."""
         self._unanswered = 0
+        self._heard_s = 0.0
+        """Monotonic time of the last frame of the worker, in seconds."""
         self._has_answered = False
         self._is_stopping = False
         self._has_failed = False
@@ -388,8 +394,14 @@ class WorkerHandle(asyncio.Protocol):
         return self._events[kind]
 
     def send_ping(self) -> None:
-        """Ping the worker. Call it with each heartbeat of the node, on the event loop of the node."""
-        if not self._has_answered or self._is_stopping or self._has_failed:
+        """Ping the worker. Call it with each heartbeat of the node, on the event loop of the node.
+
+        A worker that stops may leave pings without an answer, because ``stop`` measures its time.
+        """
+        if not self._has_answered or self._has_failed:
+            return
+        if self._is_stopping:
+            self.send(FrameKind.PING)
             return
         if self._unanswered >= self._max_unanswered_pings:
             self._fail(
@@ -402,14 +414,18 @@ class WorkerHandle(asyncio.Protocol):
         self._unanswered += 1
         self.send(FrameKind.PING)
 
-    async def stop(self, timeout_s: float) -> bool:
-        """Stop the worker within ``timeout_s``. Return whether all its acknowledged data is on disk."""
+    async def stop(self, timeout_s: float, longest_s: float) -> bool:
+        """Stop the worker. Return whether all its acknowledged data is on disk.
+
+        ``timeout_s``: time without any frame of the worker after which it is killed. ``longest_s``: time after which it is killed
+        anyway.
+        """
         self._is_stopping = True
         clean = False
         if self._transport is not None and not self._has_failed:
             self.send(FrameKind.STOP)
             with contextlib.suppress(TimeoutError, WorkerError):
-                frame = await asyncio.wait_for(asyncio.shield(self.event(FrameKind.STOPPED)), timeout_s)
+                frame = await self._stopped(timeout_s, longest_s)
                 clean, self.all_flushed = bool(frame.token & _CLEAN), bool(frame.token & _FLUSHED)
                 self.log_ends = json.loads(frame.body or b"{}")
         if self._spawning is not None:
@@ -423,6 +439,22 @@ class WorkerHandle(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
         return clean
+
+    async def _stopped(self, timeout_s: float, longest_s: float) -> Frame:
+        """Wait for the frame STOPPED. Raises TimeoutError, and WorkerError if the worker ends before.
+
+        A worker answers pings while its event loop runs, also while it waits for a slow disk.
+        """
+        began_s = self._heard_s = time.monotonic()
+        stopped = self.event(FrameKind.STOPPED)
+        while not stopped.done():
+            now_s = time.monotonic()
+            left_s = min(self._heard_s + timeout_s, began_s + longest_s) - now_s
+            if left_s <= 0:
+                logger.warning("worker not stopped worker=%d seconds=%.1f: killing it", self.share.number, now_s - began_s)
+                raise TimeoutError
+            await asyncio.wait([stopped], timeout=left_s)
+        return await stopped
 
     def _fail(self, error: Exception) -> None:
         if self._has_failed:
@@ -491,7 +523,7 @@ class WorkerHandle(asyncio.Protocol):
 
     def _process_frame(self, frame: Frame) -> None:
         kind = frame.kind
-        self._has_answered, self._unanswered = True, 0
+        self._has_answered, self._unanswered, self._heard_s = True, 0, time.monotonic()
         if kind is FrameKind.HEALTH_REPORT:
             self.health_report = json.loads(frame.body)
         elif kind is FrameKind.SAMPLE:

@@ -184,8 +184,6 @@ class WorkerNode:
         self.errors: list[Exception] = []
         self.repairs: list[str] = []
         """Reasons for a restart of the node."""
-        self.deleted: list[PartitionKey] = []
-        """Partitions whose data was deleted."""
         self.bus = Bus(node_id, table)
         self.timers = Timers()
         self.lease = Lease(round(CONFIG.lease_s * NS_PER_S))
@@ -201,7 +199,7 @@ class WorkerNode:
         partitions: Any = SimpleNamespace(deliver=self._noticed, serves=lambda question: False)
         NotifyHandler(bus, subjects.notify(node_id), inboxes, partitions, quiet.answer_question, counters)
         tools: Any = SimpleNamespace(
-            folder=SimpleNamespace(partition_path=lambda key: Path(key.folder), delete_partition=self.deleted.append),
+            folder=SimpleNamespace(partition_path=lambda key: Path(key.folder)),
             changed_partitions=self.counts.changed_partitions,
             clocks=SimpleNamespace(time_of_age_ns=time.time_ns, stamp_ns=time.time_ns),
             settings=SimpleNamespace(node_id=node_id, replication=CONFIG), incarnation=incarnation,

@@ -14,11 +14,16 @@ log. Then streams and replicas are missing in the image that were never deleted 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.metadata.image import RESCUE_LEAP, ClusterImage
 from liftpy.core.metadata.image_delta import ImageDiff
 from liftpy.core.wire._pb import cluster_pb2 as pb
+
+REMEMBERED = 1_000
+"""Number of deleted streams from which a node forgets those without data on it."""
 
 
 def continues(before: ClusterImage, image: ClusterImage, node_id: str) -> bool:
@@ -37,11 +42,16 @@ class DepartedPartitions:
     """Finds the partitions that left this node by a change in its image, so that their data may be deleted.
 
     A partition that is only missing in the image stays on the disk [M11].
+
+    ``uids_with_data``: returns the uids of all streams that may have data on this node. When the number of deleted streams reaches
+    ``REMEMBERED``, and then at twice the number of those that had to stay, the others are forgotten.
     """
 
-    def __init__(self, node_id: str) -> None:
+    def __init__(self, node_id: str, uids_with_data: Callable[[], Iterable[str]]) -> None:
         self._node_id = node_id
+        self._uids_with_data = uids_with_data
         self._deleted_uids: set[str] = set()
+        self._forget_at = REMEMBERED
         self._kept: set[PartitionKey] = set()
         """Partitions that are missing on this node in an image that does not continue the image before."""
 
@@ -56,6 +66,9 @@ class DepartedPartitions:
             self._kept.update(gone)
             return gone
         self._deleted_uids.update(stream.uid for stream in change.deleted)
+        if len(self._deleted_uids) >= self._forget_at:
+            self._deleted_uids.intersection_update(self._uids_with_data())
+            self._forget_at = max(REMEMBERED, 2 * len(self._deleted_uids))
         if self._kept:
             self._kept.difference_update(each.key for each in own if each.key not in gone)
         return []

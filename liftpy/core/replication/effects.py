@@ -327,11 +327,14 @@ class ReportLeader:
 class LeaveIsr:
     """Follower whose log has failed: request from the metadata group that it removes this replica from the ISR.
 
-    The follower repeats the request, so it needs no answer.
+    A learner sends the request, too. The metadata leader then ends the copy, and another node gets it. The replica repeats the
+    request, so it needs no answer.
     """
 
     reason: str
     """Reason, as text for logs."""
+    is_learner: bool = False
+    """True if the replica is a learner, which is not in the ISR."""
 
 
 @value

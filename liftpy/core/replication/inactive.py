@@ -41,7 +41,8 @@ class InactiveRole(ReplicaRole):
 class FailedRole(ReplicaRole):
     """Role after the log has failed. The replica appends, acks and serves nothing [S4, S8].
 
-    It asks at once to give up the leadership or to leave the ISR, and repeats this until the metadata shows it.
+    It asks at once to give up the leadership, to leave the ISR, or to end the copy into this node. It repeats this until the
+    metadata shows it.
     """
 
     name = RoleName.FAILED
@@ -68,12 +69,13 @@ class FailedRole(ReplicaRole):
 
     def _request_removal(self, now_ns: int, out: Effects) -> None:
         state, node_id = self.shared.state, self.shared.node_id
-        if state.status is not PartitionStatus.ONLINE or node_id not in state.isr:
+        is_learner = node_id == state.joining and node_id not in state.isr
+        if state.status is not PartitionStatus.ONLINE or not (node_id in state.isr or is_learner):
             return
         if state.leader == node_id:
             out.append(GiveUpLeadership(leader_epoch=state.leader_epoch, reason=self._reason))
         else:
-            out.append(LeaveIsr(reason=self._reason))
+            out.append(LeaveIsr(reason=self._reason, is_learner=is_learner))
         again_ns = now_ns + nanoseconds(self.shared.config.max_leader_timeout_s)
         self.shared.deadlines.set(Deadline.ISR_CHANGE, again_ns, out)
 

@@ -229,7 +229,6 @@ class SimMember:
 
     def _catch_up(self) -> None:
         """As ``RaftMember._catch_up``: barriers until one is applied that ends probation."""
-        self.member.catching_up()
         turn = self.log.probation.turn
         request = pb.ControlRequest(barrier=pb.Barrier(), operationId=self.run_.draws["ids"].randbytes(16))
         Asking(self.run_, self.node_id, self.run, request, _JOIN_ATTEMPT_NS, partial(self._barrier_answered, turn), here=self)

@@ -92,7 +92,7 @@ class NodeProcess:
         self.lease = Lease(round(self._sim.config.lease_s * NS_PER_S))
         self._heartbeats = AnsweredHeartbeats()
         self.subscription = FeedSubscription(node.node_id, self._sim.spoken_by_nodes)
-        self._departed = DepartedPartitions(node.node_id)
+        self._departed = DepartedPartitions(node.node_id, lambda: {key.uid for key in node.folders})
         self._believed: int | None = None
         """A forged entry is in the image, which had been fetched anew so many times."""
         self._registered_at = 0

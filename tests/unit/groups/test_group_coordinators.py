@@ -121,7 +121,7 @@ def nothing_read(_: PartitionKey) -> None:
     return None
 
 
-NOTHING_READ: Any = SimpleNamespace(reads_of=nothing_read, bounds_of=nothing_read)
+NOTHING_READ: Any = SimpleNamespace(exists=lambda key: True, reads_of=nothing_read, bounds_of=nothing_read)
 SAYS: Any = SimpleNamespace(process_local=say)
 
 

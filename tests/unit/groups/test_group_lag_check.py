@@ -134,6 +134,20 @@ async def test_group_lag_check_without_an_answer_uses_the_last_known_partition_e
     assert (lags.by_label["g"].records, lags.by_label["g"].unknown) == (5, 1)
 
 
+async def test_group_lag_check_leaves_out_deleted_streams_and_asks_nobody_for_their_ends(elsewhere: Elsewhere) -> None:
+    there = {0, 1, 2}
+    lags = GroupLags(lambda key: (0, 9) if key.partition == 0 else None, "ns", exists=lambda key: key.partition in there)
+    groups = {"g": a_group(5, 5, 5)}
+    for _ in range(2):
+        await lags.measure(coordinators((groups, True)), TRANSPORT)
+    assert lags.by_label["g"].records == 14
+    there.clear()
+    elsewhere.asked.clear()
+    await lags.measure(coordinators((groups, True)), TRANSPORT)
+    assert (lags.by_label["g"], elsewhere.asked) == (GroupLag(), [])
+    assert lags.lag_at(a_key(1), 5) == (None, 0, 0.0)
+
+
 async def test_group_lag_check_of_many_partitions_yields_to_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
 

@@ -11,7 +11,7 @@ from immutables import Map
 from liftpy.config import CommitPolicy, StreamConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.partition import PartitionState, PartitionStatus
-from liftpy.core.metadata.data_deletion import DepartedPartitions, may_delete
+from liftpy.core.metadata.data_deletion import REMEMBERED, DepartedPartitions, may_delete
 from liftpy.core.metadata.describe import reasons_to_keep_running
 from liftpy.core.metadata.image import RESCUE_LEAP, ClusterImage, Counters, NodeImage, StreamImage
 from liftpy.core.metadata.image_delta import diff
@@ -46,7 +46,7 @@ def test_node_stop_is_clean_only_if_the_node_was_opened_and_had_no_error() -> No
 
 def test_partition_data_missing_in_the_image_is_not_deleted() -> None:
     key = PartitionKey("s", "uid", 0)
-    assert not DepartedPartitions("n1").has_moved_away(key, ClusterImage())
+    assert not DepartedPartitions("n1", set).has_moved_away(key, ClusterImage())
 
 
 def group_image(
@@ -62,13 +62,27 @@ def group_image(
 
 
 def test_partition_data_deleted_in_the_image_is_deleted_unless_a_controller_denies_the_deletion() -> None:
-    key, departures = PartitionKey("s", "s-uid", 0), DepartedPartitions("a")
+    key, departures = PartitionKey("s", "s-uid", 0), DepartedPartitions("a", set)
     before, after = group_image("s", "t"), group_image("t", index=101)
     assert departures.image_changed(before, after, diff(before, after)) == []
     assert departures.has_moved_away(key, after)
     assert not departures.has_moved_away(PartitionKey("t", "t-uid", 0), after)
     departures.deletion_denied(key)
     assert not departures.has_moved_away(key, after), "else it is asked for ever"
+
+
+def test_departed_partitions_forget_deleted_streams_without_data() -> None:
+    """Streams may come and go for years. A stream with data on this node is remembered until its data is deleted."""
+    first = PartitionKey("s0", "s0-uid", 0)
+    uids = {first.uid}
+    departures = DepartedPartitions("a", lambda: uids)
+    for number in range(3 * REMEMBERED):
+        before, after = group_image(f"s{number}", index=100 + number), group_image(index=101 + number)
+        departures.image_changed(before, after, diff(before, after))
+    keys = [PartitionKey(f"s{number}", f"s{number}-uid", 0) for number in range(3 * REMEMBERED)]
+    remembered = [key for key in keys if departures.has_moved_away(key, after)]
+    assert len(remembered) <= REMEMBERED
+    assert (remembered[0], remembered[-1]) == (first, keys[-1])
 
 
 @pytest.mark.parametrize(
@@ -83,7 +97,7 @@ def test_partition_data_deleted_in_the_image_is_deleted_unless_a_controller_deni
     ids=["node unknown", "node older", "index lower", "counters lower", "rescued"],
 )
 def test_partition_data_is_kept_if_an_image_does_not_continue_the_image_before(other: dict[str, int]) -> None:
-    departures, before, moved = DepartedPartitions("a"), group_image("s", "t"), PartitionKey("t", "t-uid", 0)
+    departures, before, moved = DepartedPartitions("a", set), group_image("s", "t"), PartitionKey("t", "t-uid", 0)
     after = group_image("t", replicas="bc", **{"index": 101, **other})  # type: ignore[arg-type]
     keys = [PartitionKey("s", "s-uid", 0), moved]
     assert sorted(departures.image_changed(before, after, diff(before, after))) == keys
@@ -101,9 +115,9 @@ def test_partition_data_that_moved_away_may_be_the_only_copy_without_a_leader(st
     image = group_image("s", replicas="bc")
     stream = image.streams["s"]
     image = image.with_partition(stream, replace(stream.partitions[0], status=status))
-    assert DepartedPartitions("a").has_moved_away(PartitionKey("s", "s-uid", 0), image)
-    assert DepartedPartitions("a").may_be_the_only_copy(PartitionKey("s", "s-uid", 0), image) is may_be
-    assert not DepartedPartitions("a").may_be_the_only_copy(PartitionKey("gone", "uid", 0), image)
+    assert DepartedPartitions("a", set).has_moved_away(PartitionKey("s", "s-uid", 0), image)
+    assert DepartedPartitions("a", set).may_be_the_only_copy(PartitionKey("s", "s-uid", 0), image) is may_be
+    assert not DepartedPartitions("a", set).may_be_the_only_copy(PartitionKey("gone", "uid", 0), image)
 
 
 # ---- deletions -------------------------------------------------------------------------------------------------------------

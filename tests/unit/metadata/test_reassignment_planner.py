@@ -14,7 +14,14 @@ from reassignment_driver import GRACE_S, Moved
 
 from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.core.base.partition import MoveReason, PartitionState, PartitionStatus
-from liftpy.core.metadata.controller.reassignment import PLAN_EVERY_NS, REPEAT_AFTER_NS, Phase, ReassignmentPlanner, movements
+from liftpy.core.metadata.controller.reassignment import (
+    NO_COPY_NS,
+    PLAN_EVERY_NS,
+    REPEAT_AFTER_NS,
+    Phase,
+    ReassignmentPlanner,
+    movements,
+)
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.unit.metadata.small_images import a_partition, a_stream, an_image
@@ -107,6 +114,79 @@ def test_reassignment_planner_cancels_or_replaces_a_target_on_a_drained_node_dep
     drain(moved, "d")
     moved.until(lambda: settled(moved))
     assert moved.driver.partition().replicas == (("a", "b", "c", "e") if goes_on else ("a", "b", "c"))
+
+
+def _report_failed_storage(moved: Moved, node: str, partition: int = 0) -> None:
+    """Let a replica on ``node`` report that its storage has failed. The report changes nothing in the image."""
+    stream = moved.image.streams["orders"]
+    report = pb.LeaveIsr(
+        stream="orders",
+        uid=stream.uid,
+        partition=partition,
+        node=node,
+        incarnation=moved.driver.incarnation(node),
+        reason="full",
+    )
+    moved.moving.storage_failed(report, moved.image, moved.now_ns)
+
+
+@pytest.mark.parametrize("has_other", [True, False])
+def test_reassignment_planner_replaces_a_node_whose_storage_fails_during_a_copy(has_other: bool) -> None:
+    moved = Moved("abcde" if has_other else "abcd")
+    moved.driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])
+    drain(moved, "c")
+    moved.copies = False
+    moved.until(lambda: moved.driver.partition().joining == "d")
+    _report_failed_storage(moved, "d")
+    for _ in range(3):
+        moved.look()
+    assert moved.driver.partition().joining == ("e" if has_other else "")
+    moved.copies = True
+    moved.pass_time(NO_COPY_NS / NS_PER_S)
+    moved.until(lambda: settled(moved))
+    assert moved.driver.partition().replicas == ("a", "b", "e" if has_other else "d"), "without another node, it tries again"
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+def test_reassignment_planner_repeats_a_failed_copy_that_an_operator_requested(restarts: bool) -> None:
+    moved = Moved("abcde")
+    moved.driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])
+    reassign(moved, "a", "b", "d")
+    moved.copies = False
+    moved.step()
+    _report_failed_storage(moved, "d")
+    for _ in range(3):
+        moved.step()
+    assert (moved.driver.partition().joining, moved.driver.partition().target) == ("", ("a", "b", "d"))
+    if restarts:
+        moved.driver.register("d")
+    else:
+        moved.pass_time(NO_COPY_NS / NS_PER_S)
+    moved.step()
+    assert moved.driver.partition().joining == "d"
+
+
+def test_reassignment_planner_knows_the_rack_of_a_replica_whose_storage_has_failed() -> None:
+    moved = Moved("abcde", racks="xyzyz")
+    moved.driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])
+    _report_failed_storage(moved, "b")
+    drain(moved, "c")
+    moved.until(lambda: not settled(moved))
+    assert moved.targets() == {0: ("a", "b", "e")}, "not d, which is in the rack of b"
+
+
+def test_reassignment_planner_ignores_failed_storage_of_an_earlier_process() -> None:
+    moved = Moved("abcde")
+    moved.driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])
+    reassign(moved, "a", "b", "d")
+    moved.copies = False
+    moved.step()
+    stream = moved.image.streams["orders"]
+    for node in ("d", "z"):
+        report = pb.LeaveIsr(stream="orders", uid=stream.uid, node=node, incarnation=1 << 20)
+        moved.moving.storage_failed(report, moved.image, moved.now_ns)
+    moved.step()
+    assert moved.driver.partition().joining == "d"
 
 
 def test_reassignment_planner_limits_copies_and_begins_the_oldest_first() -> None:

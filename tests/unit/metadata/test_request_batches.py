@@ -230,7 +230,7 @@ def test_partition_request_replaces_an_older_unsent_request_of_the_partition_and
     assert numbers(batch) == list(range(10))
     assert batch is not None
     assert batch.batch.requests[0].request.reportPromotion.newestOffset == 99
-    assert asked.wishes.replaced_count == 491
+    assert len(asked.answers) == 491
     assert {error for _, error in asked.answers} == {pb.ControlResponse.STALE}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
+import liftpy.core.metadata.data_deletion as data_deletion
 import sidecar.partition.deletions as asking
 import sidecar.partition.replica_manager as module
 from liftpy.config import ReplicationConfig
@@ -106,15 +108,17 @@ async def node(monkeypatch: pytest.MonkeyPatch) -> Any:
     partitions.image_changed(ClusterImage(), controllers.image)
     async with asyncio.timeout(30):
         await partitions.wait_until_open()
-        yield SimpleNamespace(
+        parts = SimpleNamespace(
             controllers=controllers,
             deleted=deleted,
             later=later,
             partitions=partitions,
             deletions=deletions,
             folder=tools.folder,
+            ends_cleanly=True,
         )
-        assert await partitions.stop()
+        yield parts
+        assert await partitions.stop() is parts.ends_cleanly
 
 
 def without_stream(image: ClusterImage) -> ClusterImage:
@@ -187,23 +191,97 @@ async def test_partition_deletion_confirmed_late_deletes_the_data(node: Any, mon
     assert sorted(key.partition for key in node.later) == [0, 1, 2, 3, 4]
 
 
-async def test_partition_deletion_that_the_disk_rejects_is_logged_as_an_error(
-    node: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("is_open", [True, False], ids=["open partition", "moved while the node was down"])
+async def test_partition_deletion_that_the_disk_rejects_is_logged_and_repeated(
+    node: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_open: bool
 ) -> None:
+    tries = Counter[PartitionKey]()
+
+    def fail_twice(key: PartitionKey) -> None:
+        tries[key] += 1
+        if tries[key] <= 2:
+            raise StorageError("the disk does not answer")
+        node.later.append(key)
+
+    monkeypatch.setattr(module, "_DELETE_AGAIN_S", 0.001)
+    node.folder.delete_partition = fail_twice
+    before = node.controllers.image
+    if not is_open:
+        node.controllers.answer = lambda _: UNAVAILABLE
+        node.partitions.image_changed(before, held_elsewhere(before))
+        await node.partitions.wait_until_open()
+        monkeypatch.setattr(node.deletions, "is_allowed", AsyncMock(return_value=True))
+        await node.partitions.delete_moved_logs([f"s-{before.streams['s'].uid}/0"])
+    else:
+        node.controllers.do(deleteStream=pb.DeleteStream(name="s"))
+        node.partitions.image_changed(before, node.controllers.image)
+        await node.partitions.wait_until_open()
+    count = 5 if is_open else 1
+    await until(lambda: len(node.later) == count)
+    lines = [line for line in caplog.messages if "error=the disk does not answer: retrying in" in line]
+    assert (len(lines), set(tries.values())) == (2 * count, {3})
+
+
+@pytest.fixture
+def _remembers_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_deletion, "REMEMBERED", 1)
+
+
+@pytest.mark.usefixtures("_remembers_one_stream")
+async def test_partition_deletion_that_waits_is_not_forgotten_while_other_streams_are_deleted(
+    node: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LATER_S", 0.05)
+    node.controllers.answer = lambda _: UNAVAILABLE
+    before = node.controllers.image
+    node.controllers.do(deleteStream=pb.DeleteStream(name="s"))
+    node.partitions.image_changed(before, node.controllers.image)
+    await node.partitions.wait_until_open()
+    node.controllers.answer = lambda response: response
+    for _ in range(3):
+        for request in (
+            {"createStream": pb.CreateStream(name="t", subject="t.x", replicationFactor=3, partitions=1)},
+            {"deleteStream": pb.DeleteStream(name="t")},
+        ):
+            before = node.controllers.image
+            node.controllers.do(**request)
+            node.partitions.image_changed(before, node.controllers.image)
+            await node.partitions.wait_until_open()
+    await until(lambda: sum(key.stream == "s" for key in node.later) == 5)
+
+
+async def test_partition_manager_stop_with_undeleted_files_is_not_clean(node: Any) -> None:
+    """Nothing has flushed the log, because its files should go."""
+
     def fail(key: PartitionKey) -> None:
         raise StorageError("the disk does not answer")
 
-    caplog.set_level("INFO", "liftpy.node")
     node.folder.delete_partition = fail
     before = node.controllers.image
-    node.controllers.answer = lambda _: UNAVAILABLE
-    node.partitions.image_changed(before, held_elsewhere(before))
+    node.controllers.do(deleteStream=pb.DeleteStream(name="s"))
+    node.partitions.image_changed(before, node.controllers.image)
     await node.partitions.wait_until_open()
-    monkeypatch.setattr(node.deletions, "is_allowed", AsyncMock(return_value=True))
-    await node.partitions.delete_moved_logs([f"s-{before.streams['s'].uid}/0"])
-    lines = [line for line in caplog.messages if "partition=s/0" in line and "deleted" in line]
-    assert [line.partition(" partition=")[0] for line in lines[-1:]] == ["partition not deleted"]
-    assert "the disk does not answer" in lines[-1]
+    node.ends_cleanly = False
+    assert (await node.partitions.stop(), node.partitions.all_flushed) == (False, False)
+
+
+async def test_partition_whose_log_cannot_be_opened_is_deleted_with_its_stream(
+    node: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(node: Any, key: Any, subject: str, config: Any) -> None:
+        raise StorageError("cannot create the log")
+
+    monkeypatch.setattr(module, "open_worker", fail)
+    before = node.controllers.image
+    node.controllers.do(createStream=pb.CreateStream(name="t", subject="t.x", replicationFactor=3, partitions=2))
+    with_stream = node.controllers.image
+    node.partitions.image_changed(before, with_stream)
+    await node.partitions.wait_until_open()
+    assert len(node.partitions.failed) == 2
+    node.controllers.do(deleteStream=pb.DeleteStream(name="t"))
+    node.partitions.image_changed(with_stream, node.controllers.image)
+    await until(lambda: len(node.later) == 2)
+    assert node.partitions.failed == {}
 
 
 async def test_partition_that_returns_during_its_late_deletion_keeps_its_data(

@@ -73,7 +73,8 @@ class Worker:
 def partitions_of(node_id: str, fatal: Callable[[Any], object] = pytest.fail) -> module.Partitions:
     tools: Any = SimpleNamespace(
         settings=SimpleNamespace(node_id=node_id, replication=ReplicationConfig()), **process_tools(fatal), deletions=DECIDES,
-        lease=Lease(3_600 * NS_PER_S), timers=Timers(),
+        lease=Lease(3_600 * NS_PER_S), timers=Timers(), pool=None, folder=SimpleNamespace(delete_partition=lambda key: None),
+        promises=SimpleNamespace(forget=lambda folder: None),
     )  # fmt: skip
     return module.Partitions(tools, Mock(NodeCounts))
 

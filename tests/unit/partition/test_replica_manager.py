@@ -178,7 +178,7 @@ async def test_replica_manager_tells_the_leaders_when_the_lease_ends() -> None:
 async def start(node: Any) -> bool:
     """Open the log of a partition. Return whether that succeeded."""
     stream = SimpleNamespace(subject="shop", config=None)
-    return bool(await node._start(KEY, stream, SimpleNamespace()))
+    return bool(await node._start(KEY, stream, SimpleNamespace(joining="")))
 
 
 @pytest.mark.parametrize("is_up", [True, False])

@@ -138,6 +138,16 @@ def test_worker_channel_closed_by_the_node_ends_a_hanging_worker_stop() -> None:
     assert ends.codes[0] == EXIT_NODE_ENDED
 
 
+def test_worker_channel_answers_pings_during_the_stop_while_the_event_loop_runs() -> None:
+    ends = Ends()
+    ends.start()
+    ends.ours.sendall(encode(FrameKind.STOP))
+    block_until(lambda: ends.calls)
+    ends.ours.sendall(encode(FrameKind.PING))
+    ends.received(FrameKind.PONG)
+    ends.close()
+
+
 # ---- metadata ------------------------------------------------------------------------------------------------------------------
 async def test_worker_process_metadata_applies_only_consecutive_feed_entries() -> None:
     group, shown = RelayedGroup(lambda kind, token, body: None), list[tuple[int, bool]]()

@@ -101,7 +101,7 @@ class Node:
 
     async def stop(self, token: int = 1) -> bool:
         """Stop the node. Each worker answers with a clean stop, the first one with ``token``. Its connection ends with its process."""
-        stopping = asyncio.ensure_future(self.workers.stop())
+        stopping = asyncio.ensure_future(self.workers.stop(20))
         for process in self.processes:
             await process.receive(FrameKind.STOP)
             if process is self.processes[0]:
@@ -119,7 +119,7 @@ async def node(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
     yield made
     for process in made.processes:
         process.end.close()
-    await made.workers.stop()
+    await made.workers.stop(20)
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ async def test_worker_process_that_is_spawned_during_a_stop_is_killed(monkeypatc
     await asyncio.to_thread(node.spawns.wait, 30)
     starting.cancel()
     await asyncio.wait([starting])
-    stopping = asyncio.ensure_future(node.workers.stop())
+    stopping = asyncio.ensure_future(node.workers.stop(20))
     node.may_spawn.set()
     assert not await asyncio.wait_for(stopping, 30)
     (process,) = node.processes
@@ -211,7 +211,7 @@ async def test_worker_process_that_exits_or_sends_invalid_frames_is_killed_and_e
     if data:
         worker.end.sendall(data)
         await until(lambda: node.failures)
-        assert not await asyncio.wait_for(handle.stop(60), 20), "a worker that failed is not waited for"
+        assert not await asyncio.wait_for(handle.stop(60, 60), 20), "a worker that failed is not waited for"
     else:
         worker.end.close()
         with pytest.raises(WorkerError, match=r"Worker 1 \(process 7\) ended"):
@@ -351,7 +351,7 @@ async def test_worker_processes_that_end_because_the_node_stops_are_no_failure_a
     node: Node, handle: WorkerHandle, worker: Worker
 ) -> None:
     await worker.report(handle, 1)
-    stopping = asyncio.ensure_future(node.workers.stop())
+    stopping = asyncio.ensure_future(node.workers.stop(20))
     for process in node.processes:
         await process.receive(FrameKind.STOP)
     for _ in range(10):
@@ -363,6 +363,30 @@ async def test_worker_processes_that_end_because_the_node_stops_are_no_failure_a
         await process.ended()
         assert not process.is_killed
     assert node.failures == []
+
+
+@pytest.mark.parametrize(
+    ("answers", "timeout_s", "longest_s", "is_killed"),
+    [(True, 0.4, 30.0, False), (False, 0.4, 30.0, True), (True, 30.0, 0.4, True)],
+    ids=["its event loop runs", "it hangs", "it takes too long"],
+)
+async def test_worker_process_that_answers_pings_may_stop_slowly(
+    node: Node, handle: WorkerHandle, worker: Worker, answers: bool, timeout_s: float, longest_s: float, is_killed: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    await worker.report(handle, 1)
+    stopping = asyncio.ensure_future(handle.stop(timeout_s, longest_s))
+    await worker.receive(FrameKind.STOP)
+    for _ in range(20):
+        handle.send_ping()
+        if answers and not worker.is_killed:
+            worker.send(FrameKind.PONG)
+        await asyncio.sleep(0.05)
+    if not worker.is_killed:
+        worker.send(FrameKind.STOPPED, 1)
+    assert await asyncio.wait_for(stopping, 30) is not is_killed
+    assert worker.is_killed is is_killed
+    assert ("worker not stopped worker=1" in caplog.text) is is_killed
 
 
 @pytest.mark.parametrize(("token", "code", "clean"), [(1, 0, True), (1, 1, False), (0, 0, False)])

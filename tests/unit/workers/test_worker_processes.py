@@ -277,7 +277,7 @@ async def test_workers_stop_ends_combined_fetches_and_starts_no_others() -> None
         asked.append(kind)
         await asyncio.Event().wait()
 
-    async def stop(timeout_s: float) -> bool:
+    async def stop(timeout_s: float, longest_s: float) -> bool:
         return True
 
     workers = Workers(NodeSettings("n1", Path("/d")), pytest.fail, pytest.fail)
@@ -286,7 +286,7 @@ async def test_workers_stop_ends_combined_fetches_and_starts_no_others() -> None
     answer = workers.answer_combined_fetches(talk)  # type: ignore[arg-type]
     answer(b"1", frame)
     await until(lambda: asked)
-    assert await workers.stop()
+    assert await workers.stop(20)
     answer(b"2", frame)
     assert asyncio.all_tasks() == {asyncio.current_task()}
     assert (len(asked), talk.answered) == (1, [])

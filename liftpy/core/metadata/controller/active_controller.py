@@ -150,6 +150,9 @@ class ActiveController:
             case "reportPromotion" if not request.reportPromotion.finished:
                 self._timers.progress(request.reportPromotion, now_ns)
                 response = pb.ControlResponse()
+            case "leaveIsr":
+                self._moving.storage_failed(request.leaveIsr, image, now_ns)
+                return None
             case "reportLeader" if self._add_leader_report(request.reportLeader, image, now_ns):
                 response = pb.ControlResponse(detail="the leader is asked first")
             case "registerNode" | "removeNode" if rejection := self._rejection(request, image, now_ns):

@@ -247,10 +247,6 @@ class QuorumMember:
         """Start no further duties of the metadata leader, because this member stops soon."""
         self._leaving = True
 
-    def catching_up(self) -> None:
-        """Record that the shell has begun the effect ``CatchUp``, so that it is not returned again."""
-        self._catching_up = True
-
     def caught_up(self) -> None:
         """Record that the shell has ended the effect ``CatchUp``, with or without success."""
         self._catching_up = False

@@ -14,7 +14,9 @@ Algorithm, at each check (after a change, at most four times a second):
    with all its live, staying replicas in the ISR. The leader does the rest of a swap.
 2. Failed copies. If the joining node is down for the grace time, or is drained, the copy is canceled (BeginCopy with no
    node), and the target names another node. If an operator had chosen the node, the move is canceled. If the target no
-   longer names the joining node, only the copy is canceled. If the node to be replaced is back and no node has joined for
+   longer names the joining node, only the copy is canceled. If the joining node reports that its storage has failed, the
+   copy is canceled, too. The node gets no copy for ``NO_COPY_NS`` or until it restarts, and the target names another node.
+   If an operator had chosen the node, the move waits. If the node to be replaced is back and no node has joined for
    it yet, the move is canceled. While another node of the partition is missing, the target names the returned one. If a
    staying replica is lost, the leaving one stays in its place, or another one joins.
 3. Leaderships. The leaderships of a drained node go to live, staying members of the ISR, ``TRANSFERS_AT_ONCE`` at a
@@ -35,7 +37,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import islice
 
@@ -49,6 +51,8 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 
 PLAN_EVERY_NS = NS_PER_S // 4
 REPEAT_AFTER_NS = 5 * NS_PER_S
+NO_COPY_NS = 300 * NS_PER_S
+"""Time for which a node whose storage has failed gets no copy, in nanoseconds. A restart of the node ends it earlier."""
 TRANSFERS_AT_ONCE = 16
 TARGETS_AHEAD = 2
 _MAX_CHECKED = 10_000
@@ -59,6 +63,8 @@ _Key = tuple[str, int]
 """Key of a partition: (uid of the stream, partition number)."""
 _Place = tuple[StreamImage, PartitionState]
 _OWN = (MoveReason.REPLACED, MoveReason.DRAINED)
+_CHOSEN_BY_PLANNER = (*_OWN, MoveReason.FACTOR)
+"""Reasons of moves whose destination no operator has chosen, so that another node may take its place."""
 
 
 class Phase(Enum):
@@ -169,6 +175,10 @@ class ReassignmentPlanner:
         """Partition -> Epoch before its leadership transfer was proposed."""
         self._started_copies: dict[_Key, tuple[int, str, str]] = {}
         """Partition -> (Epoch before its copy was proposed, node that joins, node that leaves)."""
+        self._failed_nodes: dict[str, tuple[int, int]] = {}
+        """Node whose storage has failed -> (incarnation, monotonic time until which it gets no copy)."""
+        self._failed_copies: dict[_Key, int] = {}
+        """Partition whose joining node has reported failed storage -> Epoch of the partition at that time."""
         self.counters: Counter[str] = Counter()
 
     # ---- what happens ------------------------------------------------------------------------------------------------
@@ -179,7 +189,7 @@ class ReassignmentPlanner:
             places.clear()
         self._down_since_ns.clear()
         self._names.clear()
-        for table in (self._proposed, self._transfers, self._started_copies):
+        for table in (self._proposed, self._transfers, self._started_copies, self._failed_nodes, self._failed_copies):
             table.clear()
         self._earliest_ns = now_ns
         self.image_changed(image, now_ns)
@@ -201,7 +211,24 @@ class ReassignmentPlanner:
             self._touched = None if touched is None or self._touched is None else self._touched | touched
             changed = True
         if changed:
-            self._plan_at_ns = self._earliest_ns if self._plan_at_ns is None else min(self._plan_at_ns, self._earliest_ns)
+            self._plan_soon()
+
+    def storage_failed(self, request: pb.LeaveIsr, image: ClusterImage, now_ns: int) -> None:
+        """Start no copy into the sender of ``request`` for ``NO_COPY_NS``, and end the copy that the request is about.
+
+        A replica sends the request if its storage has failed, for example because the disk is full. ``image``: current image.
+        """
+        node = image.nodes.get(request.node)
+        if node is None or node.incarnation != request.incarnation:
+            return
+        self._failed_nodes[request.node] = request.incarnation, now_ns + NO_COPY_NS
+        location = image.find(request.stream, request.uid, request.partition)
+        if location is not None and location[1].joining == request.node:
+            self._failed_copies[location[0].uid, request.partition] = location[1].epoch
+            self._plan_soon()
+
+    def _plan_soon(self) -> None:
+        self._plan_at_ns = self._earliest_ns if self._plan_at_ns is None else min(self._plan_at_ns, self._earliest_ns)
 
     def next_deadline_ns(self) -> int | None:
         return self._plan_at_ns if self._image is not None else None
@@ -211,8 +238,8 @@ class ReassignmentPlanner:
         if image is None or self._plan_at_ns is None or now_ns < self._plan_at_ns:
             return []
         self._scan(image)
-        step = _PlanningStep(image, now_ns, self._nodes_to_replace(image, now_ns))
         self._forget(image, now_ns)
+        step = _PlanningStep(image, now_ns, self._nodes_to_replace(image, now_ns), frozenset(self._failed_nodes))
         proposals: list[Proposed] = [
             *self._cancellations(step),
             *self._copies(step),
@@ -281,6 +308,14 @@ class ReassignmentPlanner:
             for key, epoch in self._transfers.items()
             if key in self._proposed or not _is_online(image, self._names.get(key[0]), key)
         }
+        self._failed_copies = {
+            key: epoch for key, epoch in self._failed_copies.items() if _epoch(image, self._names.get(key[0]), key) == epoch
+        }
+        self._failed_nodes = {
+            node_id: (incarnation, until_ns)
+            for node_id, (incarnation, until_ns) in self._failed_nodes.items()
+            if now_ns < until_ns and node_id in image.nodes and image.nodes[node_id].incarnation == incarnation
+        }
 
     def _next_plan_ns(self, step: _PlanningStep) -> int | None:
         if any(self._lists) or any(step.image.replica_counts.get(n) for n in step.gone):
@@ -320,6 +355,9 @@ class ReassignmentPlanner:
             elif step.must_be_replaced(partition.joining) and self._propose(step, place):
                 self.counters["copies_cancelled_node_unavailable"] += 1
                 yield _stop_copy_request(place)
+            elif (place[0].uid, partition.partition) in self._failed_copies and self._propose(step, place):
+                self.counters["copies_cancelled_storage_failed"] += 1
+                yield _stop_copy_request(place)
             else:
                 yield from self._corrected_targets(step, place)
         for place in list(islice(self._waiting.values(), _MAX_CHECKED)):
@@ -328,7 +366,7 @@ class ReassignmentPlanner:
                 if self._propose(step, place):
                     self.counters["moves_cancelled_no_reason"] += 1
                     yield _cancel_request(place)
-            elif step.must_be_replaced(partition.next_learner):
+            elif step.needs_other_node(partition):
                 yield from self._retargeted_moves(step, place)
             else:
                 yield from self._corrected_targets(step, place)
@@ -374,7 +412,7 @@ class ReassignmentPlanner:
         If an operator had chosen the node, the proposal cancels the move.
         """
         stream, partition = place
-        if partition.moved_for not in (*_OWN, MoveReason.FACTOR):
+        if partition.moved_for not in _CHOSEN_BY_PLANNER:
             if self._propose(step, place):
                 self.counters["moves_cancelled_node_unavailable"] += 1
                 yield _cancel_request(place)
@@ -486,25 +524,42 @@ class ReassignmentPlanner:
             for _, partition in places:
                 for node_id, change in yield_replica_changes(partition):
                     replica_counts[node_id] += change
-            step.destinations = DestinationNodes(
-                [node for node in facts_of(step.image) if not step.must_be_replaced(node.node_id)], replica_counts
+            stays = [node for node in facts_of(step.image) if not step.must_be_replaced(node.node_id)]
+            step.destinations = DestinationNodes(  # the racks of nodes that get no replica count, too
+                [node if step.may_receive(node.node_id) else replace(node, live=False) for node in stays], replica_counts
             )
         return step.destinations
 
 
 class _PlanningStep:
-    """Facts that the planner needs for one planning step. ``gone``: nodes whose replicas must move."""
+    """Facts that the planner needs for one planning step.
 
-    def __init__(self, image: ClusterImage, now_ns: int, gone: list[str]) -> None:
+    ``gone``: nodes whose replicas must move. ``failed``: nodes whose storage has failed, so that they get no copy.
+    """
+
+    def __init__(self, image: ClusterImage, now_ns: int, gone: list[str], failed: frozenset[str]) -> None:
         self.image = image
         self.now_ns = now_ns
         self.gone = gone
         self._lost_nodes = frozenset(gone)
+        self._failed_nodes = failed
         self.destinations: DestinationNodes | None = None
 
     def must_be_replaced(self, node_id: str) -> bool:
         """Return whether the replicas of the node must move: it is down for too long, drained, or unknown."""
         return node_id in self._lost_nodes or node_id not in self.image.nodes
+
+    def may_receive(self, node_id: str) -> bool:
+        """Return whether the node may get copies: its replicas need not move, and its storage has not failed lately."""
+        return not self.must_be_replaced(node_id) and node_id not in self._failed_nodes
+
+    def needs_other_node(self, partition: PartitionState) -> bool:
+        """Return whether the next copy of the partition cannot go to the node that its target names.
+
+        A node that an operator has chosen, and whose storage has failed, stays the target. The copy to it starts later.
+        """
+        is_kept = partition.moved_for not in _CHOSEN_BY_PLANNER
+        return self.must_be_replaced(partition.next_learner) or not (is_kept or self.may_receive(partition.next_learner))
 
     def is_down_or_drained(self, node_id: str) -> bool:
         return not self.image.is_live(node_id) or self.image.nodes[node_id].leaving
@@ -518,7 +573,7 @@ class _PlanningStep:
         return (
             partition.status is PartitionStatus.ONLINE
             and self.image.is_live(partition.next_learner)
-            and not self.must_be_replaced(partition.next_learner)
+            and self.may_receive(partition.next_learner)
             and all(node_id in partition.isr for node_id in staying)
         )
 

@@ -137,11 +137,6 @@ class RequestBatcher:
         self._first: dict[tuple[PartitionKey, str], _QueuedRequest] = {}
         self._then: dict[tuple[PartitionKey, str], _QueuedRequest] = {}
         self._out: list[_QueuedRequest] = []
-        self.replaced_count = 0
-        """Number of waiting requests that a newer request has replaced."""
-        self.batch_count = 0
-        self.sent_count = 0
-        """Number of requests that were sent in batches."""
 
     def __len__(self) -> int:
         return len(self._first) + len(self._then)
@@ -158,7 +153,6 @@ class RequestBatcher:
         before = waiting.get((key, kind))
         waiting[key, kind] = _QueuedRequest(request, on_answer)
         if before is not None:
-            self.replaced_count += 1
             before.on_answer(_SUPERSEDED)
 
     def next_batch(self) -> pb.ControlRequest | None:
@@ -176,8 +170,6 @@ class RequestBatcher:
                 self._out.append(waiting.pop(slot))
         if not self._out:
             return None
-        self.batch_count += 1
-        self.sent_count += len(self._out)
         return batch_of([entry.request for entry in self._out])
 
     def batch_answered(self, response: pb.ControlResponse | None) -> None:

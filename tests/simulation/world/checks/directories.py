@@ -23,7 +23,7 @@ _NEVER_FLUSHED = "lock"
 def check_stop(process: Process) -> None:
     """Check the end of a node that was ready and that an operator has stopped: it is clean, and so is its data directory.
 
-    After a disk error the stop may be unclean. On a slow disk a worker process may take too long, and is then killed.
+    After a disk error the stop may be unclean. On a slow disk a worker process may take more than 10 s, and is then killed.
     """
     disk: Disk = process.disk
     if disk.failures or disk.was_full or disk.is_damaged or disk.was_slow:

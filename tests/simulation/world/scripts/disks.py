@@ -115,6 +115,38 @@ async def script_disk_without_inodes_stops_only_the_partition_that_needs_one(s: 
     await s.shows(lambda: s.isr("orders"), s.names)
 
 
+async def _a_replica_more(s: Stage, *, takes_new_files: bool) -> None:
+    """Give a stream one more replica on a node whose disk is full or has no inodes, and expect it on another node."""
+    s.allow("copies_cancelled_storage_failed")
+    await s.create("orders", replicas=3)
+    await s.publish("orders", 20, value=_VALUE)
+    former = (await s.client.admin.stream("orders")).partitions[0].replicas
+    full, spare = (node for node in s.names if node not in former)
+    s[full].disk.is_full, s[full].disk.takes_new_files = takes_new_files, takes_new_files
+    s.forget_log()
+    await s.client.admin.alter_stream("orders", replication_factor=4)
+    await s.shows(lambda: s.isr("orders"), sorted([*former, spare]), within_s=20)
+    s.expect(
+        s.count_log(full, "WARNING replica.copy_failed: copy failed partition=orders/0 reason=*No space left"), 1, "log lines"
+    )
+    s.expect(await s.row(full, "orders"), {}, "row of the partition on the full node")
+    await asyncio.sleep(0.5)
+    s.expect(list((s[full].disk.folder / "streams").glob("orders-*/0")), [], "folders of the partition on the full node")
+    s[full].disk.heal()
+
+
+@script(nodes=5)
+async def script_new_replica_meets_a_full_disk(s: Stage) -> None:
+    """Given a node with a full disk, when a stream gets one more replica there, another node gets it instead."""
+    await _a_replica_more(s, takes_new_files=True)
+
+
+@script(nodes=5)
+async def script_new_replica_meets_a_disk_without_inodes(s: Stage) -> None:
+    """Given a node that cannot create the log of a new replica, another node gets the replica instead."""
+    await _a_replica_more(s, takes_new_files=False)
+
+
 @script()
 async def script_slow_flush_is_reported(s: Stage) -> None:
     """Given a leader, when one flush takes 3 s, the node reports it, and publishes are acknowledged after it."""

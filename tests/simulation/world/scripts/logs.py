@@ -99,27 +99,46 @@ async def script_stream_is_deleted_while_a_replica_is_away(s: Stage) -> None:
 
 @script()
 async def script_disk_fails_while_a_log_is_deleted(s: Stage) -> None:
-    """Given a deleted stream, when the disk of a node fails, the node reports no deletion, and keeps the files until its restart.
+    """Given a deleted stream, when the disk of a node fails, the node reports each failure, and tries again after 5, 10, 20 s.
 
     A node reports the deletion when its files are deleted.
     """
     await s.create("orders", leader="n2")
     await s.publish("orders", 3)
-    s["n1"].disk.next_failures.append(("rename", ".deleted", errno.EIO))
+    s["n1"].disk.next_failures += [("rename", ".deleted", errno.EIO)] * 2
     s.forget_log()
     await s.client.admin.delete_stream("orders")
     for node in ("n2", "n3"):
         await s.becomes(lambda: s.count_log(node, "partition.deleted") == 1, what=f"{node} deletes it")  # noqa: B023
         s.expect(list((s[node].disk.folder / "streams").glob("orders-*/0")), [], f"folders of {node}")
     await asyncio.sleep(1)
-    s.expect_log(
-        "n1",
-        "ERROR partition.close_failed: log not closed partition=orders/0 error=Cannot remove *",
-        about="partition=orders/0 e",
-    )
     s.expect(s.count_log("n1", "partition.deleted"), 0, "deletions that n1 reports")
     s.expect(len(list((s["n1"].disk.folder / "streams").glob("orders-*/0"))), 1, "folders of n1")
+    took_s = await s.becomes(lambda: s.count_log("n1", "partition.deleted"), within_s=20, what="n1 deletes it")
+    s.expect(13 < took_s < 15, True, f"n1 waits 5 s and 10 s, in all {took_s:.1f} s")
+    s.expect_log(
+        "n1",
+        """
+        ERROR partition.delete_failed: partition not deleted partition=orders/0 error=Cannot remove *: retrying in 5 s
+        ERROR partition.delete_failed: partition not deleted partition=orders/0 error=Cannot remove *: retrying in 10 s
+        INFO partition.deleted_moved_away: partition deleted partition=orders/0: it has left this node
+        """,
+        about="deleted partition=",
+    )
+    s.expect(list((s["n1"].disk.folder / "streams").glob("orders-*")), [], "folders of n1")
+
+
+@script()
+async def script_node_stops_while_a_deletion_fails(s: Stage) -> None:
+    """Given files of a deleted stream that a node cannot delete until its stop, the next process reports them as unknown."""
+    await s.create("orders", leader="n2")
+    await s.publish("orders", 3)
+    s["n1"].disk.next_failures.append(("rename", ".deleted", errno.EIO))
+    s.forget_log()
+    await s.client.admin.delete_stream("orders")
+    await s.becomes(lambda: s.count_log("n1", "partition.delete_failed"), what="the deletion fails")
     await s.stop("n1")
+    s.expect_in("node stopped node=n1 clean=no", "\n".join(s.log("n1")))
     await s.start("n1")
     unknown = await s.unknown_streams("n1")
     s.expect([name.partition("-")[0] for name in unknown], ["orders"], "unknown streams after a restart")

@@ -198,6 +198,25 @@ async def script_process_of_a_node_is_busy(s: Stage) -> None:
         await s.publish("orders", 5, first=5, partition=partition)
 
 
+@script(workers=2)
+async def script_node_waits_for_a_process_with_a_slow_disk(s: Stage) -> None:
+    """Given a process that flushes its log for 7 s when the node stops, the node waits for it and stops cleanly."""
+    await s.create("orders", partitions=4, flush=FlushPolicy.parse("interval:60s"))
+    await s.publish("orders", 5, partition=3)
+    s.forget_log()
+    node = s["n2"]
+    node.disk.log_delay_ns = 7 * NS_PER_S
+    node.wants_restart = False
+    node.terminate()
+    took_s = await s.becomes(lambda: not node.is_up, within_s=12, what="the node stops")
+    s.expect(took_s > 7, True, f"the flush of worker 1 takes 7 s, the stop took {took_s:.1f} s")
+    s.expect(node.exits, [0], "exit code")
+    for name, who in (("n2", "n2"), ("n2.w1", "n2, worker 1,")):
+        s.expect(s.count_log(name, f"INFO node.stopped: node stopped node={who} clean=yes"), 1, f"log lines of {name}")
+    node.disk.heal()
+    await s.start("n2")
+
+
 @script(workers=2, stops=False)
 async def script_process_of_a_node_meets_a_fatal_error(s: Stage) -> None:
     """Given a node with two processes, when one reports a fatal error, the exit code of the node says whether a restart may help."""

@@ -358,6 +358,38 @@ async def script_service_continues_when_the_replica_of_its_node_returns(s: Stage
 
 
 @script()
+async def script_group_has_no_lag_in_a_deleted_stream(s: Stage) -> None:
+    """Given a group that reads two streams, when one of them is deleted, its lag is that of the other stream.
+
+    The partitions are on different nodes, so the coordinator asks other nodes for the ends of some of them.
+    """
+    for name in ("orders", "jobs"):
+        await s.create(name, partitions=3, replicas=1)
+        for partition in range(3):
+            await s.publish(name, 4, partition=partition)
+    async with s.client.group("readers", ["orders", "jobs"]) as group:
+        for _ in range(24):
+            await anext(group)
+        await group.commit()
+    for name in ("orders", "jobs"):
+        for partition in range(3):
+            await s.publish(name, 2, partition=partition, first=4)
+
+    async def lags() -> list[tuple[int, int, int]]:
+        """Return the lags of the group: its rows, and the sum of its positions."""
+        answers = [await s.client.admin.ask_node(node, b'{"groups": {"group": "readers"}}') for node in s.names]
+        return [
+            (row["lag_records"], row["unknown"], sum(one["lag_records"] for one in answer["groups"]["positions"]))
+            for answer in answers
+            for row in answer["groups"]["rows"]
+        ]
+
+    await s.shows(lags, [(12, 0, 12)], within_s=20, what="lag of the group")
+    await s.client.admin.delete_stream("orders")
+    await s.shows(lags, [(6, 0, 6)], within_s=20, what="lag of the group without a deleted stream")
+
+
+@script()
 async def script_lags_of_a_group_leave_no_subscription(s: Stage) -> None:
     """Given a group that reads partitions of other nodes, when its coordinator measures lags, it unsubscribes each time."""
     await s.create("orders", partitions=3, replicas=1)
