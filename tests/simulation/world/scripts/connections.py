@@ -170,7 +170,7 @@ async def script_node_checks_a_new_password_while_it_stops(s: Stage) -> None:
     for number in range(20):
         await asyncio.sleep(0.05)
         s.change_settings("n2", credentials__password=f"another secret {number}")
-    await s.stop("n2")
+    await s.stop("n2", cleanly=False)  # started again, it opens nothing
 
 
 @script()
@@ -194,7 +194,7 @@ async def script_node_checks_a_new_password_at_a_request_while_it_stops(s: Stage
         await asyncio.sleep(0.05)
         s.change_file("n2", credentials__password=f"another secret {number}")
         requests.append(asyncio.create_task(s.client.admin.reload_settings("n2")))
-    await s.stop("n2")
+    await s.stop("n2", cleanly=False)  # started again, it opens nothing
     await asyncio.gather(*requests, return_exceptions=True)
 
 

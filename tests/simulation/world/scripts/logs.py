@@ -137,7 +137,7 @@ async def script_node_stops_while_a_deletion_fails(s: Stage) -> None:
     s.forget_log()
     await s.client.admin.delete_stream("orders")
     await s.becomes(lambda: s.count_log("n1", "partition.delete_failed"), what="the deletion fails")
-    await s.stop("n1")
+    await s.stop("n1", cleanly=False)
     s.expect_in("node stopped node=n1 clean=no", "\n".join(s.log("n1")))
     await s.start("n1")
     unknown = await s.unknown_streams("n1")

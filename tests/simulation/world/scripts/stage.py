@@ -401,8 +401,11 @@ class Stage:
         stays = [node for node in self.world.nodes[: self.cast.profile.controllers] if node.is_ready and node not in nodes]
         return 2 * len(stays) > self.cast.profile.controllers
 
-    async def stop(self, *names: str) -> None:
-        """Send SIGTERM to nodes (default: all that run). Each has to end with code 0 and to leave nothing open."""
+    async def stop(self, *names: str, cleanly: bool = True) -> None:
+        """Send SIGTERM to nodes (default: all that run). Each has to end with code 0 and to leave nothing open.
+
+        ``cleanly``: each also has to report that everything is flushed and closed.
+        """
         nodes = [node for node in self.world.nodes if node.is_up and (not names or node.name in names)]
         within_s = _FIRST_STOP_S if self._has_majority_without(nodes) else _STOP_S
         for node in nodes:
@@ -410,6 +413,10 @@ class Stage:
             node.terminate()
         await self.becomes(lambda: not any(node.is_up for node in nodes), within_s=within_s, what="the nodes stop")
         self.expect({node.name: node.exits[-1] for node in nodes}, {node.name: 0 for node in nodes}, "exit codes")
+        ends = {name: text for name, _, text in self.lines if text.startswith("node.stopped:")}
+        unclean = [ends.get(node.name, node.name) for node in nodes if " clean=yes " not in ends.get(node.name, "")]
+        if cleanly:
+            self.expect(unclean, [], "stops that are not clean")
 
     def change_settings(self, name: str, **values: object) -> None:
         """Change settings in the file of a node, as ``change_file`` does, and send SIGHUP."""
