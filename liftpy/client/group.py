@@ -134,7 +134,8 @@ class Group:
     """One member of a consumer group. Iterate over it for records, or over ``batches()``.
 
     Create it with ``client.group``. Asking for the next record finishes the one before. The member commits finished
-    records. Delivery is at least once. ``counters`` counts errors that the member retried.
+    records. Delivery is at least once. Only one task may iterate at a time. ``counters`` counts errors that the member
+    retried.
 
     Close it with ``async with`` or ``close``. While the object exists, it sends heartbeats and keeps its partitions. If an
     application drops the object without a close, its heartbeats end with a ResourceWarning. The coordinator gives its
@@ -180,6 +181,10 @@ class Group:
         self._finished_ends: dict[PartitionKey, tuple[int, int]] = {}
         """Owned partition -> next offset to commit, and the LeaderEpoch of the record before it."""
         self._committed: dict[PartitionKey, tuple[int, int]] = {}
+        self._lost_before_commit: set[PartitionKey] = set()
+        """Lost partitions with returned records whose position was not committed. The next ``commit`` reports them."""
+        self._is_iterating = False
+        """True while a task waits for the next record or batch of an iteration."""
         self._committing = asyncio.Lock()
         self._news, self._wake, self._beat_soon = self._fetcher.news, asyncio.Event(), asyncio.Event()
         self._error: Exception | None = None
@@ -238,7 +243,10 @@ class Group:
 
     async def _close(self) -> None:
         await end_tasks([*self._tasks, *self._fetcher.stop()])
-        self._owned.clear()
+        reads = [owned.slices for owned in self._owned.values() if owned.slices is not None]
+        for key in list(self._owned):
+            self._stop(key)
+        await asyncio.gather(*(slices.aclose() for slices in reads))
         machine = self._machine
         if machine is None:
             return
@@ -273,9 +281,16 @@ class Group:
         """Return the next record. The record before it is finished then.
 
         Raises:
+            ConfigError: Another task is iterating over this member.
             GroupRejectedError: The group has fenced this member.
             LiftError: Every error of reading a partition.
         """
+        if self._is_iterating or (record := self.next_fetched()) is None:
+            with self._only_iteration():
+                record = await self._wait_for_record()
+        return record
+
+    async def _wait_for_record(self) -> ConsumedRecord:
         while (record := self.next_fetched()) is None:
             if self._must_wait_for_heartbeat():
                 if self._error is not None:
@@ -294,6 +309,20 @@ class Group:
             self._records = records_of(part.key.stream, part.key.partition, part.slice)
             self._current_batch = self._returned.popleft()
         return record
+
+    @contextlib.contextmanager
+    def _only_iteration(self) -> Iterator[None]:
+        """Raise ConfigError if another task waits in an iteration. Two tasks would finish the records of each other."""
+        if self._is_iterating:
+            raise ConfigError(
+                f"This member of group {self.name} is already read by another task. Iterate in one task only, open one member per "
+                "task, or use take() and finished()."
+            )
+        self._is_iterating = True
+        try:
+            yield
+        finally:
+            self._is_iterating = False
 
     def next_fetched(self) -> ConsumedRecord | None:
         """Return the next record of the current batch, without waiting.
@@ -339,6 +368,7 @@ class Group:
             An asynchronous iterator of GroupBatch. It ends when the group is closed.
 
         Raises:
+            ConfigError: On reading: another task is iterating over this member.
             GroupRejectedError: On reading: the group has fenced this member.
             LiftError: On reading: every error of reading a partition.
 
@@ -350,7 +380,8 @@ class Group:
         return ResultIterator(self._next_batch)
 
     async def _next_batch(self) -> GroupBatch | None:
-        part = self._current_batch = await self.take()
+        with self._only_iteration():
+            part = self._current_batch = await self.take()
         return part
 
     def _rest_of_batch(self) -> GroupBatch | None:
@@ -491,11 +522,12 @@ class Group:
             raise ConfigError("The group is not open. Use it inside `async with client.group(...)`.")
         self._pass_over()
         refused = await self._commit(self._machine, self._finished_ends, _COMMIT_S)
-        if refused:
-            names = ", ".join(f"{key.stream}/{key.partition}" for key in refused)
+        lost, self._lost_before_commit = self._lost_before_commit.union(refused), set()
+        if lost:
+            names = ", ".join(f"{key.stream}/{key.partition}" for key in sorted(lost))
             raise GroupRejectedError(
-                f"Group {self.name}: nothing was committed, because this member has lost {names}. The next owner receives "
-                "these records again. If this repeats, increase session_s."
+                f"Group {self.name}: records of {names} were not committed, because this member has lost {names}. The next owner "
+                "receives these records again. If this repeats, increase session_s."
             )
 
     def _note_finished(self, record: ConsumedRecord | None) -> None:
@@ -595,6 +627,9 @@ class Group:
                 self._wake.set()
             elif isinstance(event, PartitionLost):
                 self._stop(event.key)
+                is_committed = self._finished_ends.get(event.key) == self._committed.get(event.key)
+                if not is_committed or self._unfinished_counts[event.key, event.generation]:
+                    self._lost_before_commit.add(event.key)
                 for table in (self._revoking, self._finished_ends, self._committed):
                     table.pop(event.key, None)
                 self._unfinished_counts.pop((event.key, event.generation), None)

@@ -14,7 +14,7 @@ from liftpy.client import BatchSlice, Client, ConsumedRecord, GroupOptions, Grou
 from liftpy.client import group as group_module
 from liftpy.client.group import Group
 from liftpy.core.groups import commands
-from liftpy.errors import CorruptionError, NotFoundError
+from liftpy.errors import ConfigError, CorruptionError, NotFoundError
 from liftpy.testing.memory import memory_cluster
 from tests.until import until
 
@@ -227,3 +227,62 @@ async def test_group_that_only_a_waiting_task_uses_continues(client: Client) -> 
         (reader,) = [task for task in asyncio.all_tasks() if task.get_name() == "reader"]
         reader.cancel()
         await asyncio.wait([reader])
+
+
+@pytest.mark.parametrize("by_batch", [False, True])
+async def test_group_iteration_in_a_second_task_raises_and_the_first_one_gets_every_record(
+    client: Client, *, by_batch: bool
+) -> None:
+    async with asyncio.timeout(30), client.group("billing", ["orders"], options=BY_HAND) as group:
+        offsets: list[int] = []
+
+        async def read() -> None:
+            if by_batch:
+                async for batch in group.batches():
+                    offsets.extend(record.offset for record in batch.slice.records())
+            else:
+                async for record in group:
+                    offsets.append(record.offset)
+
+        first = asyncio.create_task(read())
+        await until(lambda: len(offsets) == COUNT)
+        with pytest.raises(ConfigError, match=r"already read by another task.*one member per task"):
+            await read()
+        await client.publish("orders", b"last")
+        await until(lambda: offsets == list(range(COUNT + 1)))
+        await group.close()
+        await first
+
+
+async def test_group_iteration_in_another_task_after_a_canceled_wait_continues(client: Client) -> None:
+    async with asyncio.timeout(30), client.group("billing", ["orders"]) as group:
+        await offsets_until(group, COUNT - 1)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(group), 0.05)
+        await client.publish("orders", b"last")
+        assert (await asyncio.create_task(anext(group))).offset == COUNT
+
+
+async def test_group_close_ends_the_reads_while_the_application_has_the_group(client: Client) -> None:
+    before = asyncio.all_tasks()
+    group = await client.group("billing", ["orders"])
+    assert (await anext(group)).offset == 0
+    await group.close()
+    assert [task.get_name() for task in asyncio.all_tasks() - before if task.get_name().startswith("read ")] == []
+
+
+async def test_group_commit_after_the_member_has_lost_the_partition_raises_once(client: Client) -> None:
+    async with asyncio.timeout(30):
+        group = await client.group("billing", ["orders"], instance="a", options=BY_HAND)
+        batch = await anext(aiter(group.batches()))
+        async with client.group("billing", ["orders"], instance="a", options=BY_HAND) as successor:
+            await until(lambda: group.owned == [])
+            with pytest.raises(
+                GroupRejectedError, match=r"records of orders/0 were not committed.*receives these records again"
+            ):
+                await group.commit()
+            await group.commit()
+            part = await successor.take()
+            assert part is not None
+            assert part.slice.first_offset == batch.slice.first_offset == 0
+        await group.close()
