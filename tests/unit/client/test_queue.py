@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -73,6 +73,20 @@ async def test_queue_ack_is_rejected_only_after_a_lost_lease(client: Client) -> 
         assert list(error.value.jobs) == first[:1], "the others are done"
         await again.nack()
         assert numbers(await one.take(9)) == [0, 4, 5]
+
+
+@pytest.mark.parametrize("settle", [Job.extend, Job.nack])
+async def test_queue_ack_next_to_another_settlement_of_its_record_is_not_rejected(
+    client: Client, settle: Callable[[Job], Coroutine[Any, Any, None]]
+) -> None:
+    await fill(client, 3)
+    async with client.queue("jobs", "workers") as queue:
+        jobs = await queue.take(3)
+        first = asyncio.create_task(jobs[0].ack())
+        await asyncio.sleep(0)  # the others wait for the end of its command
+        other = [asyncio.create_task(work) for work in (jobs[1].ack(), settle(jobs[1]), jobs[2].ack())]
+        results = await asyncio.gather(first, *other, return_exceptions=True)
+        assert [type(result) for result in results] == [type(None), type(None), LeaseLostError, type(None)]
 
 
 async def test_queue_acknowledges_missing_offsets_of_a_granted_range(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
