@@ -124,7 +124,10 @@ class _Call(Generic[_T]):
             self._taking_back.acquire(timeout=_CLOSE_S)
 
     def _cancel(self) -> None:
-        assert self._task is not None  # `_begin` runs first
+        if self._task is None:  # the interrupt came before `start` had scheduled `_begin`
+            self.work.close()
+            self._taking_back.release()
+            return
         self._task.cancel()
         self._task.add_done_callback(self._take_back)
 
