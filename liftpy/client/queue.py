@@ -143,6 +143,8 @@ _MARGIN_NS = 50_000_000
 UNTOUCHED_S = 1.0
 """Time after which a prefetched record that the application does not take is returned to the queue, in seconds."""
 _LEAVE_S = 2.0
+_CLOSED_PAUSE_S = 0.1
+"""Maximum duration of a take after the close, in seconds."""
 _HEADER = "Dead-Letter-"
 _TEXT = ("utf-8", "surrogateescape")
 """Encoding of a subject: each byte that is not UTF-8 becomes a lone surrogate."""
@@ -499,6 +501,8 @@ class Queue:
         """
         check_count("max_records", max_records, 1, commands.MAX_TAKE)
         check_wait("timeout_s", timeout_s)
+        if self._closed:  # a worker that takes in a loop must not keep the event loop busy
+            await asyncio.sleep(min(max(timeout_s, 0.0), _CLOSED_PAUSE_S))
         give_up_ns, tries = _now_ns() + round(min(max(timeout_s, 0.0), _LONGEST_TAKE_S) * 1e9), 0
         while not self._closed:
             if jobs := self._handed_on(max_records):

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -291,6 +292,27 @@ async def test_queue_does_not_deliver_buffered_records_whose_lease_expired(
                     await job.ack()
                     done.add(job.record.offset)
         assert slow.counters["expired"] >= 2
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, 5.0])
+async def test_queue_close_ends_although_another_task_takes_in_a_loop(client: Client, timeout_s: float) -> None:
+    async with client.queue("jobs", "workers") as queue:
+        give_up_s = time.monotonic() + 10
+        takes = 0
+
+        async def take_on() -> None:
+            nonlocal takes
+            while time.monotonic() < give_up_s:
+                assert await queue.take(10, timeout_s) == []
+                takes += 1
+
+        worker = asyncio.create_task(take_on())
+        await asyncio.sleep(0.05)
+        await queue.close()
+        takes = 0
+        await until(lambda: takes > 1)
+        assert time.monotonic() < give_up_s
+        worker.cancel()
 
 
 async def test_queue_close_releases_records_granted_during_the_close(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
