@@ -181,8 +181,8 @@ class Group:
         self._finished_ends: dict[PartitionKey, tuple[int, int]] = {}
         """Owned partition -> next offset to commit, and the LeaderEpoch of the record before it."""
         self._committed: dict[PartitionKey, tuple[int, int]] = {}
-        self._lost_before_commit: set[PartitionKey] = set()
-        """Lost partitions with returned records whose position was not committed. The next ``commit`` reports them."""
+        self._lost_ends: dict[PartitionKey, int] = {}
+        """Lost partition -> offset after its returned records, if they were not committed. The next ``commit`` reports it."""
         self._is_iterating = False
         """True while a task waits for the next record or batch of an iteration."""
         self._committing = asyncio.Lock()
@@ -244,6 +244,7 @@ class Group:
     async def _close(self) -> None:
         await end_tasks([*self._tasks, *self._fetcher.stop()])
         reads = [owned.slices for owned in self._owned.values() if owned.slices is not None]
+        generations = {key: owned.gained.generation for key, owned in self._owned.items()} | self._revoking
         for key in list(self._owned):
             self._stop(key)
         await asyncio.gather(*(slices.aclose() for slices in reads))
@@ -259,6 +260,9 @@ class Group:
         except LiftError as error:  # the session expires, and uncommitted records are delivered again
             self.counters["unsaid"] += 1
             logger.warning("group %s: not left in order: %s", self.name, error)
+        finally:
+            for key, generation in generations.items():
+                self._note_uncommitted(key, generation)
 
     def __del__(self) -> None:
         if all(task.done() for task in self._tasks):
@@ -504,7 +508,7 @@ class Group:
         """Commit all records that this member returned, including the last one.
 
         Raises:
-            GroupRejectedError: This member has lost a partition. Its next owner receives these records again.
+            GroupRejectedError: This member has lost a partition, or is closed. The next owner receives these records again.
             UnavailableError: The coordinator did not answer. Nothing changed.
             OutcomeUnknownError: No answer in time. Commit again: that does no harm.
 
@@ -522,19 +526,44 @@ class Group:
             raise ConfigError("The group is not open. Use it inside `async with client.group(...)`.")
         self._pass_over()
         refused = await self._commit(self._machine, self._finished_ends, _COMMIT_S)
-        lost, self._lost_before_commit = self._lost_before_commit.union(refused), set()
+        lost_ends, self._lost_ends = self._lost_ends, {}
+        # this member may own a lost partition again, and may have returned its records once more
+        lost = {
+            key
+            for key, end in lost_ends.items()
+            if self._committed.get(key, (0, 0))[0] < end and (self._closed or key not in self._finished_ends)
+        }.union(refused)
         if lost:
             names = ", ".join(f"{key.stream}/{key.partition}" for key in sorted(lost))
+            why, advice = f"has lost {names}", "If this repeats, increase session_s."
+            if self._closed:
+                why, advice = "is closed", "Call commit() before close()."
             raise GroupRejectedError(
-                f"Group {self.name}: records of {names} were not committed, because this member has lost {names}. The next owner "
-                "receives these records again. If this repeats, increase session_s."
+                f"Group {self.name}: records of {names} were not committed, because this member {why}. The next owner receives these "
+                f"records again. {advice}"
             )
 
     def _note_finished(self, record: ConsumedRecord | None) -> None:
         """Mark all records of the current batch up to ``record`` (inclusive) as finished, so that they can be committed."""
         part = self._current_batch
-        if part is not None and record is not None and self.generation_of(part.key) == part.generation:
+        if part is None or record is None or self.generation_of(part.key) != part.generation:
+            return
+        if record.offset >= self._finished_ends.get(part.key, (0, 0))[0]:  # a commit may have finished the record after it
             self._finished_ends[part.key] = (record.offset + 1, record.leader_epoch)
+
+    def _note_uncommitted(self, key: PartitionKey, generation: int) -> None:
+        """Let the next ``commit`` report the partition, which this member gives up, if it has returned records without a commit."""
+        part, end = self._current_batch, self._finished_ends.get(key, (0, 0))[0]
+        if part is not None and (part.key, part.generation) == (key, generation):
+            end = max(end, self._returned_end(part))
+        if end > self._committed.get(key, (0, 0))[0]:
+            self._lost_ends[key] = max(end, self._lost_ends.get(key, 0))
+
+    def _returned_end(self, part: GroupBatch) -> int:
+        """Return the offset after the last record of the current batch ``part`` that an iteration has returned. 0: none."""
+        if self._records is None:
+            return part.slice.last_offset + 1
+        return 0 if self._record is None else self._record.offset + 1
 
     def _finish(self) -> None:
         part, self._current_batch = self._current_batch, None
@@ -627,9 +656,7 @@ class Group:
                 self._wake.set()
             elif isinstance(event, PartitionLost):
                 self._stop(event.key)
-                is_committed = self._finished_ends.get(event.key) == self._committed.get(event.key)
-                if not is_committed or self._unfinished_counts[event.key, event.generation]:
-                    self._lost_before_commit.add(event.key)
+                self._note_uncommitted(event.key, event.generation)
                 for table in (self._revoking, self._finished_ends, self._committed):
                     table.pop(event.key, None)
                 self._unfinished_counts.pop((event.key, event.generation), None)

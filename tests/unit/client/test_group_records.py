@@ -286,3 +286,17 @@ async def test_group_commit_after_the_member_has_lost_the_partition_raises_once(
             assert part is not None
             assert part.slice.first_offset == batch.slice.first_offset == 0
         await group.close()
+
+
+async def test_group_commit_after_close_raises_if_a_returned_record_is_not_committed(client: Client) -> None:
+    async with asyncio.timeout(30):
+        for is_last_one_committed in (False, True):
+            async with client.group("billing", ["orders"], options=BY_HAND) as group:
+                assert await offsets_until(group, 2) == [0, 1, 2]
+                if is_last_one_committed:
+                    await group.commit()
+            if is_last_one_committed:
+                await group.commit()
+            else:
+                with pytest.raises(GroupRejectedError, match=r"not committed, because this member is closed.*before close"):
+                    await group.commit()
