@@ -338,6 +338,8 @@ class Producer:
         sent fail with ClientClosedError.
         """
         self._transport.check_event_loop()
+        if self._failure is None:  # the end of a block must not raise an error for a close that the application has called
+            self._is_failure_reported = True
         self._fail(ClientClosedError(f"Producer {self.name} is closed. Open a new producer."))
         for unwatch in self._unwatch:
             unwatch()
