@@ -8,6 +8,7 @@ from typing import Any
 
 from liftpy.client import Client
 from liftpy.client.in_flight import ack_reason
+from liftpy.client.stream_info import StreamInfo
 from liftpy.core.services.bad_records import MAX_ERROR_BYTES, SkipDecision, dead_letter_headers
 from liftpy.core.services.effects import NumberingDecision
 from liftpy.core.services.outbox import EXPECTED_HEADER
@@ -44,6 +45,8 @@ class RecordWriter:
     def __init__(self, client: Client, timeout_s: float = 3.0) -> None:
         self._client = client
         self._timeout_s = timeout_s
+        self._streams: dict[str, StreamInfo] = {}
+        """Name -> description of the stream at the last append. It is requested again after a failed append."""
 
     async def append(
         self,
@@ -58,11 +61,34 @@ class RecordWriter:
     ) -> int:
         """Append one record to a partition of the stream ``name``, and return its offset.
 
+        The metadata group is asked only before the first append and after a failure. So a service also gets ticks and results of
+        effects while no controller answers.
+
         ``uid``: uid of the stream, '' for any. ``first``: True to append it only if the partition is empty. Raises ConfigError if
         the stream cannot be used. Raises PublishRejectedError if the stream or NATS never accepts this record, such as a record
         that is too large. Raises UnavailableError if the record is not acknowledged for another reason.
         """
-        stream = await self._client.stream(name)
+        stream = self._streams.get(name)
+        if stream is None:
+            stream = self._streams[name] = await self._client.stream(name)
+        try:
+            return await self._append_to(name, stream, partition, value, key, headers, uid, first=first)
+        except BaseException:  # the description may be out of date
+            self._streams.pop(name, None)
+            raise
+
+    async def _append_to(
+        self,
+        name: str,
+        stream: StreamInfo,
+        partition: int,
+        value: bytes,
+        key: bytes | None,
+        headers: Sequence[tuple[str, bytes]],
+        uid: str,
+        *,
+        first: bool,
+    ) -> int:
         if uid and stream.uid != uid:
             raise ConfigError(f"Stream {name} was deleted and created again. Restart the service.")
         if not stream.answers:

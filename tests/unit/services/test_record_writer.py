@@ -78,3 +78,16 @@ async def test_service_record_writer_with_a_recreated_stream_or_without_acks_rai
     with pytest.raises(ConfigError, match=said):
         await RecordWriter(log).append("s", 1, b"v", None, [], uid)
     assert log.asked == []
+
+
+async def test_service_record_writer_after_a_failed_append_uses_the_new_description_of_the_stream() -> None:
+    log: Any = Log()
+    writer = RecordWriter(log)
+    assert await writer.append("s", 1, b"v", None, []) == 33
+    log.found = SimpleNamespace(**vars(log.found) | {"subject": "new.*"})
+    log.ack = client_pb2.Ack(stream="s", partition=1, ackError=client_pb2.Ack.WRONG_STREAM)
+    with pytest.raises(UnavailableError):
+        await writer.append("s", 1, b"v", None, [])
+    log.ack = client_pb2.Ack(stream="s", partition=1, offset=34)
+    assert await writer.append("s", 1, b"v", None, []) == 34
+    assert [asked[0].partition(".")[0] for asked in log.asked] == ["a", "a", "new"]
