@@ -64,6 +64,9 @@ _MIN_COMMIT_S = 0.1
 """Shortest interval of automatic commits, in seconds."""
 STREAMS_S = 30.0
 """Interval at which a member lists streams and partitions, in seconds. It lists them at once if a stream was deleted."""
+_LIST_CHECK_S = 1.0
+LOOKUP_AGAIN_S = 5.0
+"""Time after which a member lists streams again if the metadata group did not answer, in seconds."""
 _NS_PER_S = 1_000_000_000
 Hook = Callable[[Sequence[PartitionKey]], None]
 PartitionFor = Callable[[bytes | None, int], int]
@@ -187,10 +190,15 @@ class Group:
         """True while a task waits for the next record or batch of an iteration."""
         self._committing = asyncio.Lock()
         self._news, self._wake, self._beat_soon = self._fetcher.news, asyncio.Event(), asyncio.Event()
+        self._list_soon = asyncio.Event()
         self._error: Exception | None = None
         self._closed = False
         self._closing = CloseOnce(f"closing of a member of {self.name}")
         self._last_check_s = -math.inf
+        self._must_list_newest = False
+        """True if the next list of streams must have the changes that a read has noticed."""
+        self._missing: set[PartitionKey] = set()
+        """Owned partitions that nodes reported as deleted. Their reads resume if the next list of the newest streams has them."""
         self._commit_at_s = math.inf
         """Monotonic time of the next automatic commit, in seconds."""
         self._at_open: dict[str, pb.KnownStream] = {}
@@ -217,9 +225,11 @@ class Group:
         )  # fmt: skip
         member, machine = weakref.ref(self), self._machine
         beats, lives = _beat_on(member, machine, self._beat_soon, self._news), _live(member, machine, self._wake, self._news)
+        lists = _list_on(member, machine, self._list_soon, self._news)
         self._tasks = [
             asyncio.create_task(beats, name=f"heartbeats of a member of {self.name}"),
             asyncio.create_task(lives, name=f"member of {self.name}"),
+            asyncio.create_task(lists, name=f"streams of a member of {self.name}"),
         ]
         return self
 
@@ -615,15 +625,13 @@ class Group:
 
     # ---- the member's life -------------------------------------------------------------------------------------------------
     async def _do_due_work(self, machine: MemberMachine) -> float:
-        """Release partitions, commit and list streams if it is time. Return the wait until the next call, in seconds."""
+        """Release partitions and commit if it is time. Return the wait until the next call, in seconds."""
         await self._release_partitions(machine)
         if time.monotonic() >= self._commit_at_s:
             self._schedule_commit()
             self._pass_over()
             self._note_finished(self._past)
             await self._try_commit(machine, self._finished_ends)
-        if time.monotonic() - self._last_check_s >= STREAMS_S:
-            await self._refresh_streams(machine)
         longest_s = RETRY_S if self._revoking and not self._unfinished_counts else 1.0
         return max(0.0, min(longest_s, self._commit_at_s - time.monotonic()))
 
@@ -768,11 +776,20 @@ class Group:
             )
         return known
 
+    async def _refresh_if_due(self, machine: MemberMachine) -> None:
+        """List the streams if it is time. If the metadata group does not answer, that takes many seconds."""
+        if time.monotonic() - self._last_check_s >= STREAMS_S:
+            await self._refresh_streams(machine)
+
     async def _refresh_streams(self, machine: MemberMachine) -> None:
-        has_changed, self._last_check_s = self._last_check_s == -math.inf, time.monotonic()
+        newest, self._must_list_newest, self._last_check_s = self._must_list_newest, False, time.monotonic()
+        missing = set(self._missing)
         streams = self._streams
-        try:  # after a change, the answer of a controller that is behind would be of no use
-            listed = await (streams.newest_streams() if has_changed else streams.list_streams())
+        try:
+            # after a change, the answer of a controller that is behind would be of no use
+            listed = await (streams.newest_streams() if newest else streams.list_streams())
+            if newest:
+                self._resume_reads(missing, listed)
             machine.reads(self._known_streams(listed))
         except ClientClosedError:
             raise
@@ -780,8 +797,18 @@ class Group:
             self.counters["refused"] += 1
             logger.warning("%s", error)
         except LiftError as error:
+            self._must_list_newest = self._must_list_newest or newest
+            self._last_check_s += LOOKUP_AGAIN_S - STREAMS_S
             self.counters["unanswered"] += 1
-            logger.debug("group %s: %s", self.name, error)
+            logger.debug("group %s: streams not listed: %r", self.name, error)
+
+    def _resume_reads(self, missing: set[PartitionKey], listed: Sequence[StreamImage | StreamInfo]) -> None:
+        """Read those of the ``missing`` partitions again that are in ``listed``, because the nodes that reported them were behind."""
+        self._missing -= missing
+        existing = {stream.key(number) for stream in listed for number in range(len(stream.partitions))}
+        for key in missing & existing & self._owned.keys():
+            self.counters["unread"] += 1
+            self._read(key, self._owned[key])
 
     def _begin(self, gained: PartitionAssigned) -> None:
         self._stop(gained.key)
@@ -794,21 +821,27 @@ class Group:
         wanted = filter_of(options.subjects, options.keys)
         consumer = self._streams.consume(key.stream, key.partition, start, wanted=wanted, options=options.read)
         owned = self._owned[key] = _OwnedPartition(gained, consumer)
+        self._read(key, owned)
+
+    def _read(self, key: PartitionKey, owned: _OwnedPartition) -> None:
+        self._fetcher.remove(key)
         self._fetcher.add(key, partial(_next_slice, weakref.ref(self), owned))
         self._fetcher.start()
 
     def _stop(self, key: PartitionKey) -> None:
         self._owned.pop(key, None)
+        self._missing.discard(key)
         self._fetcher.remove(key)
 
     def _note_unread(self, error: LiftError) -> None:
         self.counters["unread"] += 1
         logger.debug("group %s: %s", self.name, error)
 
-    def _check_streams_soon(self) -> None:
-        """List the streams, because one was deleted, or created again."""
-        self._last_check_s = -math.inf
-        self._wake.set()
+    def _check_streams_soon(self, missing: PartitionKey) -> None:
+        """List the streams, because nodes reported that the partition ``missing`` was deleted, or created again."""
+        self._missing.add(missing)
+        self._must_list_newest, self._last_check_s = True, -math.inf
+        self._list_soon.set()
 
     def _start_of(self, gained: PartitionAssigned) -> Start:
         """Return where to start in a new partition without a committed position.
@@ -861,7 +894,7 @@ async def _beat_on(member: weakref.ref[Group], machine: MemberMachine, beat_soon
 
 
 async def _live(member: weakref.ref[Group], machine: MemberMachine, wake: asyncio.Event, news: asyncio.Event) -> None:
-    """Do the regular work of a member until it is closed or dropped."""
+    """Commit and release partitions of a member until it is closed or dropped."""
     try:
         if (group := member()) is not None:
             group._schedule_commit()
@@ -871,6 +904,18 @@ async def _live(member: weakref.ref[Group], machine: MemberMachine, wake: asynci
             del group
             await wait_for_event(wake, wait_s)
             group = member()
+    except Exception as error:  # as above
+        _fail(member, error, news)
+
+
+async def _list_on(member: weakref.ref[Group], machine: MemberMachine, list_soon: asyncio.Event, news: asyncio.Event) -> None:
+    """List the streams at intervals, and soon after a deletion, until the member is closed or dropped."""
+    try:
+        while (group := member()) is not None:
+            list_soon.clear()
+            await group._refresh_if_due(machine)
+            del group
+            await wait_for_event(list_soon, _LIST_CHECK_S)
     except Exception as error:  # as above
         _fail(member, error, news)
 
@@ -899,8 +944,10 @@ async def _next_slice(member: weakref.ref[Group], owned: _OwnedPartition) -> Bat
                 group = None
                 await asyncio.sleep(RETRY_S)
             except NotFoundError:
-                if (group := member()) is not None:
-                    group._check_streams_soon()
+                if (group := member()) is not None and group._owned.get(owned.gained.key) is owned:
+                    group._check_streams_soon(owned.gained.key)
+                group = None
+                await asyncio.sleep(RETRY_S)  # the limit for lists, if the nodes stay behind
                 return None
     except Exception as error:  # the iteration raises the error, so that the application decides
         if (group := member()) is not None:

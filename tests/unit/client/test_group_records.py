@@ -7,11 +7,14 @@ import copy
 import gc
 import pickle
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 
 from liftpy.client import BatchSlice, Client, ConsumedRecord, GroupOptions, GroupRejectedError, ProducerOptions
 from liftpy.client import group as group_module
+from liftpy.client.admin import Admin
+from liftpy.client.consumer import PartitionReader
 from liftpy.client.group import Group
 from liftpy.core.groups import commands
 from liftpy.errors import ConfigError, CorruptionError, NotFoundError
@@ -300,3 +303,42 @@ async def test_group_commit_after_close_raises_if_a_returned_record_is_not_commi
             else:
                 with pytest.raises(GroupRejectedError, match=r"not committed, because this member is closed.*before close"):
                     await group.commit()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_group_continues_a_partition_that_only_nodes_report_as_deleted(
+    client: Client, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    async with asyncio.timeout(30), client.group("billing", ["orders"]) as group:
+        await offsets_until(group, COUNT - 1)
+        real, reports = PartitionReader.fetch, 0
+
+        async def fetch(reader: PartitionReader, *arguments: Any, **named: Any) -> Any:
+            nonlocal reports
+            if reader.stream == "orders" and reports < count:
+                reports += 1
+                raise NotFoundError("orders/0 was deleted")
+            return await real(reader, *arguments, **named)
+
+        monkeypatch.setattr(PartitionReader, "fetch", fetch)
+        for offset in range(COUNT, COUNT + 3):
+            await client.publish("orders", b"later")
+            assert (await anext(group)).offset == offset
+        assert reports == count
+
+
+async def test_group_commits_while_the_metadata_group_is_silent(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_module, "STREAMS_S", 0.0)
+    asked = asyncio.Event()
+
+    async def never(*_: Any, **__: Any) -> Any:
+        asked.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Admin, "list_streams", never)
+    options = GroupOptions(auto_commit_s=0.1)
+    async with asyncio.timeout(30), client.group("billing", ["orders"], options=options) as group:
+        await asked.wait()
+        await offsets_until(group, 3)
+        while list((await client.groups.describe("billing")).positions.values()) != [3]:
+            await asyncio.sleep(0.01)
