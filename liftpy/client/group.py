@@ -25,7 +25,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Literal, Self
 
-from liftpy.client.arguments import check_bounds
+from liftpy.client.arguments import check_bounds, check_text, checked_options
 from liftpy.client.batch_view import BatchSlice, ConsumedRecord, GroupBatch, records_of
 from liftpy.client.consumer import Consumer, ReadOptions, filter_of
 from liftpy.client.fetcher import Fetcher, wait_for_event
@@ -119,6 +119,7 @@ class GroupOptions:
         session_s = (commands.MIN_SESSION_MS / 1000, commands.MAX_SESSION_MS / 1000)
         check_bounds(self, {"session_s": session_s, "auto_commit_s": (0, 3600)})
         filter_of(self.subjects, self.keys)
+        checked_options(self.read, ReadOptions, "read")
         if self.start not in ("earliest", "new"):
             raise ConfigError(f"Invalid start = {self.start!r}. Use 'earliest' or 'new'.")
 
@@ -156,8 +157,10 @@ class Group:
     ) -> None:  # fmt: skip
         self._tasks: list[asyncio.Task[None]] = []
         self.name = check_name(name, "group")
-        if isinstance(streams, str) or not streams:
+        if isinstance(streams, str) or not isinstance(streams, Iterable) or not streams:
             raise ConfigError("A group needs a list of streams, by name or pattern. For example ['orders', 'pay-*'].")
+        for stream in streams:
+            check_text("stream name in streams", stream)
         if instance:
             check_name(instance, "instance")
         self._coordinator, self._streams = coordinator, coordinator.streams
@@ -802,7 +805,7 @@ class Group:
             self.counters["unanswered"] += 1
             logger.debug("group %s: streams not listed: %r", self.name, error)
 
-    def _resume_reads(self, missing: set[PartitionKey], listed: Sequence[StreamImage | StreamInfo]) -> None:
+    def _resume_reads(self, missing: set[PartitionKey], listed: Sequence[StreamImage]) -> None:
         """Read those of the ``missing`` partitions again that are in ``listed``, because the nodes that reported them were behind."""
         self._missing -= missing
         existing = {stream.key(number) for stream in listed for number in range(len(stream.partitions))}

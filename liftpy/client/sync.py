@@ -684,7 +684,8 @@ def _settling(
     settle: Callable[..., _T] = _sync_method(method)
 
     def call(self: SyncQueue, jobs: Iterable[SyncJob], /, *arguments: _P.args, **named: _P.kwargs) -> _T:
-        return settle(self, [job._wrapped for job in jobs], *arguments, **named)
+        some = [getattr(job, "_wrapped", job) for job in jobs] if isinstance(jobs, Iterable) else jobs
+        return settle(self, some, *arguments, **named)
 
     return _named(call, method)
 
