@@ -134,6 +134,47 @@ class _OwnedPartition:
     """Iteration over its slices. None before the start of the read is known and stored."""
 
 
+class _UnfinishedBatches:
+    """Taken batches of one partition that the application has not finished, by their last offsets.
+
+    The application may finish batches in any order. A position may not pass a batch that is not finished.
+    """
+
+    def __init__(self) -> None:
+        self._taken: set[int] = set()
+        self._finished: dict[int, int] = {}
+        """Last offset -> LeaderEpoch of the batches that are finished, although an earlier one is not."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._taken
+
+    def add(self, last_offset: int) -> None:
+        self._taken.add(last_offset)
+
+    def is_first(self, last_offset: int) -> bool:
+        """Return whether no batch before the one that ends at ``last_offset`` (inclusive) is unfinished."""
+        return min(self._taken, default=last_offset) >= last_offset
+
+    def finish(self, last_offset: int, leader_epoch: int) -> tuple[int, int] | None:
+        """Note that a batch is finished. Return the next offset to commit, and the LeaderEpoch of the record before it.
+
+        None: an earlier batch is not finished, or this batch was finished before.
+        """
+        if last_offset not in self._taken:
+            return None
+        self._taken.discard(last_offset)
+        self._finished[last_offset] = leader_epoch
+        first = min(self._taken, default=math.inf)
+        if not (passed := [offset for offset in self._finished if offset < first]):
+            return None
+        end = max(passed)
+        epoch = self._finished[end]
+        for offset in passed:
+            del self._finished[offset]
+        return end + 1, epoch
+
+
 class Group:
     """One member of a consumer group. Iterate over it for records, or over ``batches()``.
 
@@ -182,8 +223,8 @@ class Group:
         """The record of ``_current_batch`` that an iteration returned last. It is finished when the next one is requested."""
         self._past: ConsumedRecord | None = None
         """The finished record before ``_record``. None: ``_record`` is the first record of ``_current_batch``."""
-        self._unfinished_counts: Counter[tuple[PartitionKey, int]] = Counter()
-        """(Partition, generation) -> number of parts that were taken and are not finished."""
+        self._unfinished: dict[tuple[PartitionKey, int], _UnfinishedBatches] = {}
+        """(Partition, generation) -> its batches that were taken and are not finished. At least one."""
         self._finished_ends: dict[PartitionKey, tuple[int, int]] = {}
         """Owned partition -> next offset to commit, and the LeaderEpoch of the record before it."""
         self._committed: dict[PartitionKey, tuple[int, int]] = {}
@@ -409,7 +450,7 @@ class Group:
             return None
         if record is None:
             return part
-        self._finished_ends[part.key] = (record.offset + 1, record.leader_epoch)
+        self._note_finished(record)
         rest = BatchSlice.between(part.slice.batch, record.offset + 1, part.slice.last_offset + 1)
         return None if rest is None else GroupBatch(part.key, part.generation, rest)
 
@@ -454,7 +495,7 @@ class Group:
                     if piece is None:  # the stream was deleted, or the member has failed
                         continue
                     generation = self._owned[key].gained.generation
-                    self._unfinished_counts[key, generation] += 1
+                    self._unfinished.setdefault((key, generation), _UnfinishedBatches()).add(piece.last_offset)
                     return GroupBatch(key, generation, piece)
                 self.counters["held_back"] += 1
             await self._news.wait()
@@ -561,6 +602,9 @@ class Group:
         part = self._current_batch
         if part is None or record is None or self.generation_of(part.key) != part.generation:
             return
+        unfinished = self._unfinished.get((part.key, part.generation))
+        if unfinished is not None and not unfinished.is_first(part.slice.last_offset):
+            return  # an earlier batch of ``take`` is not finished
         if record.offset >= self._finished_ends.get(part.key, (0, 0))[0]:  # a commit may have finished the record after it
             self._finished_ends[part.key] = (record.offset + 1, record.leader_epoch)
 
@@ -587,18 +631,19 @@ class Group:
     def finished(self, part: GroupBatch) -> None:
         """Mark a batch of ``take`` as finished, so that it is committed.
 
-        Finish the batches of one partition in order. If another member owns the partition now, nothing is committed.
+        Batches may be finished in any order. The committed position of a partition does not pass a batch that is not
+        finished. If another member owns the partition now, nothing is committed.
 
         Args:
             part: The batch.
         """
         which = part.key, part.generation
-        if self._unfinished_counts[which] <= 1:
-            del self._unfinished_counts[which]
-        else:
-            self._unfinished_counts[which] -= 1
-        if self.generation_of(part.key) == part.generation:
-            self._finished_ends[part.key] = (part.slice.last_offset + 1, part.slice.leader_epoch)
+        if (unfinished := self._unfinished.get(which)) is not None:
+            end = unfinished.finish(part.slice.last_offset, part.slice.leader_epoch)
+            if end is not None and self.generation_of(part.key) == part.generation:
+                self._finished_ends[part.key] = end
+            if unfinished.is_empty:
+                del self._unfinished[which]
         if self._revoking:
             self._wake.set()
 
@@ -620,7 +665,7 @@ class Group:
         A position moves only if all earlier records of its partition are finished.
         """
         for key, owned in self._owned.items():
-            if self._unfinished_counts[key, owned.gained.generation]:
+            if (key, owned.gained.generation) in self._unfinished:
                 continue
             at = owned.consumer.passed_position()
             if at is not None and at.offset > max(owned.gained.position, self._finished_ends.get(key, (0, 0))[0]):
@@ -635,7 +680,7 @@ class Group:
             self._pass_over()
             self._note_finished(self._past)
             await self._try_commit(machine, self._finished_ends)
-        longest_s = RETRY_S if self._revoking and not self._unfinished_counts else 1.0
+        longest_s = RETRY_S if self._revoking and not self._unfinished else 1.0
         return max(0.0, min(longest_s, self._commit_at_s - time.monotonic()))
 
     def _schedule_commit(self) -> None:
@@ -670,7 +715,7 @@ class Group:
                 self._note_uncommitted(event.key, event.generation)
                 for table in (self._revoking, self._finished_ends, self._committed):
                     table.pop(event.key, None)
-                self._unfinished_counts.pop((event.key, event.generation), None)
+                self._unfinished.pop((event.key, event.generation), None)
                 if self._current_batch is not None and (self._current_batch.key, self._current_batch.generation) == (
                     event.key,
                     event.generation,
@@ -700,7 +745,7 @@ class Group:
 
         With automatic commits, the positions are committed first.
         """
-        keys_in_hand = {key for key, _ in self._unfinished_counts}
+        keys_in_hand = {key for key, _ in self._unfinished}
         for key in [key for key in self._revoking if key not in keys_in_hand]:
             end = self._finished_ends.get(key) if self._options.auto_commit_s else None
             if end is not None and not await self._try_commit(machine, {key: end}):

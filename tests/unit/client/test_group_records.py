@@ -342,3 +342,21 @@ async def test_group_commits_while_the_metadata_group_is_silent(client: Client, 
         await offsets_until(group, 3)
         while list((await client.groups.describe("billing")).positions.values()) != [3]:
             await asyncio.sleep(0.01)
+
+
+async def test_group_commit_does_not_pass_a_batch_that_is_not_finished(client: Client) -> None:
+    async with client.producer("orders") as producer:
+        for _ in range(2):
+            await producer.send_many([b"later"] * 5)
+            await producer.flush()
+    async with asyncio.timeout(30), client.group("billing", ["orders"], options=BY_HAND) as group:
+        parts = [part for _ in range(3) if (part := await group.take()) is not None]
+        starts = [part.slice.first_offset for part in parts]
+        assert starts[0] == 0 < starts[1] < starts[2]
+        positions = []
+        for finished in (parts[1], parts[0], parts[0], parts[2]):
+            group.finished(finished)
+            await group.commit()
+            positions.append(list((await client.groups.describe("billing")).positions.values()))
+        end = parts[2].slice.last_offset + 1
+        assert positions == [[], [starts[2]], [starts[2]], [end]]
