@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -18,7 +19,7 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.subjects import data_subject
-from liftpy.errors import ConfigError, ProtocolError, PublishRejectedError, UnavailableError
+from liftpy.errors import ConfigError, OutcomeUnknownError, ProtocolError, PublishRejectedError, UnavailableError
 
 logger = logging.getLogger("liftpy.service")
 
@@ -46,7 +47,9 @@ class RecordWriter:
         self._client = client
         self._timeout_s = timeout_s
         self._streams: dict[str, StreamInfo] = {}
-        """Name -> description of the stream at the last append. It is requested again after a failed append."""
+        """Name -> last known description of the stream."""
+        self._doubtful: set[str] = set()
+        """Streams whose description may be out of date, because an append has failed. It is requested again."""
 
     async def append(
         self,
@@ -68,14 +71,28 @@ class RecordWriter:
         the stream cannot be used. Raises PublishRejectedError if the stream or NATS never accepts this record, such as a record
         that is too large. Raises UnavailableError if the record is not acknowledged for another reason.
         """
-        stream = self._streams.get(name)
-        if stream is None:
-            stream = self._streams[name] = await self._client.stream(name)
+        stream = await self._description(name)
         try:
             return await self._append_to(name, stream, partition, value, key, headers, uid, first=first)
-        except BaseException:  # the description may be out of date
-            self._streams.pop(name, None)
+        except BaseException:
+            self._doubtful.add(name)
             raise
+
+    async def _description(self, name: str) -> StreamInfo:
+        """Return the description of the stream. If the metadata group does not answer in time, return the last known one."""
+        known = self._streams.get(name)
+        if known is not None and name not in self._doubtful:
+            return known
+        self._doubtful.discard(name)
+        try:
+            async with asyncio.timeout(None if known is None else self._timeout_s):
+                stream = self._streams[name] = await self._client.stream(name)
+        except (UnavailableError, OutcomeUnknownError, TimeoutError):
+            self._doubtful.add(name)
+            if known is None:
+                raise
+            return known
+        return stream
 
     async def _append_to(
         self,
