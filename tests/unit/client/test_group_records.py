@@ -13,9 +13,9 @@ import pytest
 
 from liftpy.client import BatchSlice, Client, ConsumedRecord, GroupOptions, GroupRejectedError, ProducerOptions
 from liftpy.client import group as group_module
-from liftpy.client.admin import Admin
 from liftpy.client.consumer import PartitionReader
 from liftpy.client.group import Group
+from liftpy.client.stream_directory import StreamDirectory
 from liftpy.core.groups import commands
 from liftpy.errors import ConfigError, CorruptionError, NotFoundError
 from liftpy.testing.memory import memory_cluster
@@ -335,7 +335,7 @@ async def test_group_commits_while_the_metadata_group_is_silent(client: Client, 
         asked.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(Admin, "list_streams", never)
+    monkeypatch.setattr(StreamDirectory, "list_streams", never)
     options = GroupOptions(auto_commit_s=0.1)
     async with asyncio.timeout(30), client.group("billing", ["orders"], options=options) as group:
         await asked.wait()
