@@ -1,4 +1,4 @@
-"""Checks of the numbers that an application passes: times, counts, offsets and partitions.
+"""Checks of the arguments that an application passes: times, counts, offsets, partitions, texts, lists and options.
 
 Each check raises ConfigError that names the argument. NaN passes no check: a comparison with NaN is always False, so a wait
 for it would never end.
@@ -10,11 +10,12 @@ import math
 import operator
 from collections.abc import Mapping
 from numbers import Real
-from typing import SupportsIndex
+from typing import SupportsIndex, TypeVar
 
 from liftpy.core.base.ids import quote
 from liftpy.errors import ConfigError
 
+_Options = TypeVar("_Options")
 MAX_INT32 = (1 << 31) - 1
 MAX_INT64 = (1 << 63) - 1
 
@@ -57,6 +58,27 @@ def check_offset(offset: SupportsIndex, name: str = "offset") -> int:
     """Check that ``offset`` is an offset, 0 to 2^63-2, and return it as an int. ``name``: name of the argument."""
     check_count(name, offset, 0, MAX_INT64 - 1)
     return operator.index(offset)
+
+
+def check_text(name: str, value: object) -> None:
+    """Check that ``value`` is a text."""
+    if not isinstance(value, str):
+        raise ConfigError(f"Invalid {name} of type {type(value).__name__}. Use a text (str).")
+
+
+def check_list(name: str, value: object, *, of: str) -> None:
+    """Check that ``value`` is a list or a similar object, and no single text or bytes. ``of``: what it contains, for the error."""
+    if isinstance(value, str | bytes) or not (hasattr(value, "__len__") and hasattr(value, "__getitem__")):
+        raise ConfigError(f"Invalid {name} of type {type(value).__name__}. Use a list of {of}.")
+
+
+def checked_options(options: _Options | None, expected: type[_Options], name: str = "options") -> _Options:
+    """Return ``options``, or the default options of the class ``expected`` for None. ``name``: name of the argument."""
+    if options is None:
+        return expected()
+    if not isinstance(options, expected):
+        raise ConfigError(f"Invalid {name} of type {type(options).__name__}. Use {expected.__name__}(...).")
+    return options
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:

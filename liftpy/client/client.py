@@ -12,7 +12,7 @@ from nats.aio.client import Client as NatsConnection
 from liftpy import renamed
 from liftpy.client import positions
 from liftpy.client.admin import Admin
-from liftpy.client.arguments import check_number, check_offset
+from liftpy.client.arguments import check_number, check_offset, checked_options
 from liftpy.client.awaitable_context import AwaitableContext
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.consumer import Consumer, ReadOptions, filter_of
@@ -585,7 +585,8 @@ class Client:
                 async for record in group:
                     print(record.stream, record.partition, record.value)
         """
-        group = Group(self._coordinator, name, streams, instance, options or GroupOptions(), on_assigned, on_revoked)
+        chosen = checked_options(options, GroupOptions)
+        group = Group(self._coordinator, name, streams, instance, chosen, on_assigned, on_revoked)
         return AwaitableContext(group.open())
 
     def cursor(self, name: str, stream: str) -> AwaitableContext[Cursor]:
@@ -640,7 +641,8 @@ class Client:
                     print(job.record.value)
                     await job.ack()
         """
-        return AwaitableContext(Queue(self._coordinator, self._publishers, stream, group, options or QueueOptions()).open())
+        chosen = checked_options(options, QueueOptions)
+        return AwaitableContext(Queue(self._coordinator, self._publishers, stream, group, chosen).open())
 
     def processing(self, stream: str, what: Record | BatchSlice, *, partition: int = 0) -> AbstractContextManager[Any]:
         """Create a trace span ``process STREAM`` around the processing of a record or slice.

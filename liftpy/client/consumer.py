@@ -12,7 +12,7 @@ import logging
 import secrets
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import Enum
@@ -159,6 +159,9 @@ def filter_of(subjects: Sequence[str], keys: Sequence[bytes]) -> Filter:
     """Return the filter for the arguments ``subjects`` and ``keys`` of an application. Raise ConfigError if they are invalid."""
     if isinstance(subjects, str):  # its characters would be subjects
         raise ConfigError(f"Invalid subjects {quote(subjects)}. Use a list, such as [{quote(subjects)}].")
+    for name, given in (("subjects", subjects), ("keys", keys)):
+        if isinstance(given, bytes) or not isinstance(given, Iterable):
+            raise ConfigError(f"Invalid {name} of type {type(given).__name__}. Use a list. An empty list selects all records.")
     return Filter(tuple(subjects), tuple(keys))
 
 

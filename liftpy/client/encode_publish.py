@@ -11,7 +11,7 @@ import re
 from collections.abc import Awaitable, Callable, ItemsView
 from dataclasses import dataclass
 
-from liftpy.client.arguments import check_count
+from liftpy.client.arguments import check_count, check_text
 from liftpy.config import AckPolicy
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import client_pb2
@@ -104,6 +104,7 @@ def headers_with_conditions(headers: HeadersLike | None, msg_id: str, expected_l
 
 def check_message_id(msg_id: str) -> None:
     """Check that ``msg_id`` can be the id of a message. Raises ConfigError if not."""
+    check_text("message id", msg_id)
     if msg_id != msg_id.strip() or not msg_id.isprintable() or len(msg_id.encode()) > _LONGEST_ID_BYTES:
         raise ConfigError(
             f"Invalid message id. Use at most {_LONGEST_ID_BYTES} bytes of text, without line breaks and without "

@@ -25,7 +25,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Literal, Self
 
-from liftpy.client.arguments import check_bounds
+from liftpy.client.arguments import check_bounds, check_text, checked_options
 from liftpy.client.batch_view import BatchSlice, ConsumedRecord, GroupBatch, records_of
 from liftpy.client.consumer import Consumer, ReadOptions, filter_of
 from liftpy.client.fetcher import Fetcher, wait_for_event
@@ -64,6 +64,9 @@ _MIN_COMMIT_S = 0.1
 """Shortest interval of automatic commits, in seconds."""
 STREAMS_S = 30.0
 """Interval at which a member lists streams and partitions, in seconds. It lists them at once if a stream was deleted."""
+_LIST_CHECK_S = 1.0
+LOOKUP_AGAIN_S = 5.0
+"""Time after which a member lists streams again if the metadata group did not answer, in seconds."""
 _NS_PER_S = 1_000_000_000
 Hook = Callable[[Sequence[PartitionKey]], None]
 PartitionFor = Callable[[bytes | None, int], int]
@@ -116,6 +119,7 @@ class GroupOptions:
         session_s = (commands.MIN_SESSION_MS / 1000, commands.MAX_SESSION_MS / 1000)
         check_bounds(self, {"session_s": session_s, "auto_commit_s": (0, 3600)})
         filter_of(self.subjects, self.keys)
+        checked_options(self.read, ReadOptions, "read")
         if self.start not in ("earliest", "new"):
             raise ConfigError(f"Invalid start = {self.start!r}. Use 'earliest' or 'new'.")
 
@@ -130,11 +134,53 @@ class _OwnedPartition:
     """Iteration over its slices. None before the start of the read is known and stored."""
 
 
+class _UnfinishedBatches:
+    """Taken batches of one partition that the application has not finished, by their last offsets.
+
+    The application may finish batches in any order. A position may not pass a batch that is not finished.
+    """
+
+    def __init__(self) -> None:
+        self._taken: set[int] = set()
+        self._finished: dict[int, int] = {}
+        """Last offset -> LeaderEpoch of the batches that are finished, although an earlier one is not."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._taken
+
+    def add(self, last_offset: int) -> None:
+        self._taken.add(last_offset)
+
+    def is_first(self, last_offset: int) -> bool:
+        """Return whether no batch before the one that ends at ``last_offset`` (inclusive) is unfinished."""
+        return min(self._taken, default=last_offset) >= last_offset
+
+    def finish(self, last_offset: int, leader_epoch: int) -> tuple[int, int] | None:
+        """Note that a batch is finished. Return the next offset to commit, and the LeaderEpoch of the record before it.
+
+        None: an earlier batch is not finished, or this batch was finished before.
+        """
+        if last_offset not in self._taken:
+            return None
+        self._taken.discard(last_offset)
+        self._finished[last_offset] = leader_epoch
+        first = min(self._taken, default=math.inf)
+        if not (passed := [offset for offset in self._finished if offset < first]):
+            return None
+        end = max(passed)
+        epoch = self._finished[end]
+        for offset in passed:
+            del self._finished[offset]
+        return end + 1, epoch
+
+
 class Group:
     """One member of a consumer group. Iterate over it for records, or over ``batches()``.
 
     Create it with ``client.group``. Asking for the next record finishes the one before. The member commits finished
-    records. Delivery is at least once. ``counters`` counts errors that the member retried.
+    records. Delivery is at least once. Only one task may iterate at a time. ``counters`` counts errors that the member
+    retried.
 
     Close it with ``async with`` or ``close``. While the object exists, it sends heartbeats and keeps its partitions. If an
     application drops the object without a close, its heartbeats end with a ResourceWarning. The coordinator gives its
@@ -152,8 +198,10 @@ class Group:
     ) -> None:  # fmt: skip
         self._tasks: list[asyncio.Task[None]] = []
         self.name = check_name(name, "group")
-        if isinstance(streams, str) or not streams:
+        if isinstance(streams, str) or not isinstance(streams, Iterable) or not streams:
             raise ConfigError("A group needs a list of streams, by name or pattern. For example ['orders', 'pay-*'].")
+        for stream in streams:
+            check_text("stream name in streams", stream)
         if instance:
             check_name(instance, "instance")
         self._coordinator, self._streams = coordinator, coordinator.streams
@@ -175,17 +223,26 @@ class Group:
         """The record of ``_current_batch`` that an iteration returned last. It is finished when the next one is requested."""
         self._past: ConsumedRecord | None = None
         """The finished record before ``_record``. None: ``_record`` is the first record of ``_current_batch``."""
-        self._unfinished_counts: Counter[tuple[PartitionKey, int]] = Counter()
-        """(Partition, generation) -> number of parts that were taken and are not finished."""
+        self._unfinished: dict[tuple[PartitionKey, int], _UnfinishedBatches] = {}
+        """(Partition, generation) -> its batches that were taken and are not finished. At least one."""
         self._finished_ends: dict[PartitionKey, tuple[int, int]] = {}
         """Owned partition -> next offset to commit, and the LeaderEpoch of the record before it."""
         self._committed: dict[PartitionKey, tuple[int, int]] = {}
+        self._lost_ends: dict[PartitionKey, int] = {}
+        """Lost partition -> offset after its returned records, if they were not committed. The next ``commit`` reports it."""
+        self._is_iterating = False
+        """True while a task waits for the next record or batch of an iteration."""
         self._committing = asyncio.Lock()
         self._news, self._wake, self._beat_soon = self._fetcher.news, asyncio.Event(), asyncio.Event()
+        self._list_soon = asyncio.Event()
         self._error: Exception | None = None
         self._closed = False
         self._closing = CloseOnce(f"closing of a member of {self.name}")
         self._last_check_s = -math.inf
+        self._must_list_newest = False
+        """True if the next list of streams must have the changes that a read has noticed."""
+        self._missing: set[PartitionKey] = set()
+        """Owned partitions that nodes reported as deleted. Their reads resume if the next list of the newest streams has them."""
         self._commit_at_s = math.inf
         """Monotonic time of the next automatic commit, in seconds."""
         self._at_open: dict[str, pb.KnownStream] = {}
@@ -212,9 +269,11 @@ class Group:
         )  # fmt: skip
         member, machine = weakref.ref(self), self._machine
         beats, lives = _beat_on(member, machine, self._beat_soon, self._news), _live(member, machine, self._wake, self._news)
+        lists = _list_on(member, machine, self._list_soon, self._news)
         self._tasks = [
             asyncio.create_task(beats, name=f"heartbeats of a member of {self.name}"),
             asyncio.create_task(lives, name=f"member of {self.name}"),
+            asyncio.create_task(lists, name=f"streams of a member of {self.name}"),
         ]
         return self
 
@@ -238,7 +297,11 @@ class Group:
 
     async def _close(self) -> None:
         await end_tasks([*self._tasks, *self._fetcher.stop()])
-        self._owned.clear()
+        reads = [owned.slices for owned in self._owned.values() if owned.slices is not None]
+        generations = {key: owned.gained.generation for key, owned in self._owned.items()} | self._revoking
+        for key in list(self._owned):
+            self._stop(key)
+        await asyncio.gather(*(slices.aclose() for slices in reads))
         machine = self._machine
         if machine is None:
             return
@@ -251,6 +314,9 @@ class Group:
         except LiftError as error:  # the session expires, and uncommitted records are delivered again
             self.counters["unsaid"] += 1
             logger.warning("group %s: not left in order: %s", self.name, error)
+        finally:
+            for key, generation in generations.items():
+                self._note_uncommitted(key, generation)
 
     def __del__(self) -> None:
         if all(task.done() for task in self._tasks):
@@ -273,9 +339,16 @@ class Group:
         """Return the next record. The record before it is finished then.
 
         Raises:
+            ConfigError: Another task is iterating over this member.
             GroupRejectedError: The group has fenced this member.
             LiftError: Every error of reading a partition.
         """
+        if self._is_iterating or (record := self.next_fetched()) is None:
+            with self._only_iteration():
+                record = await self._wait_for_record()
+        return record
+
+    async def _wait_for_record(self) -> ConsumedRecord:
         while (record := self.next_fetched()) is None:
             if self._must_wait_for_heartbeat():
                 if self._error is not None:
@@ -294,6 +367,20 @@ class Group:
             self._records = records_of(part.key.stream, part.key.partition, part.slice)
             self._current_batch = self._returned.popleft()
         return record
+
+    @contextlib.contextmanager
+    def _only_iteration(self) -> Iterator[None]:
+        """Raise ConfigError if another task waits in an iteration. Two tasks would finish the records of each other."""
+        if self._is_iterating:
+            raise ConfigError(
+                f"This member of group {self.name} is already read by another task. Iterate in one task only, open one member per "
+                "task, or use take() and finished()."
+            )
+        self._is_iterating = True
+        try:
+            yield
+        finally:
+            self._is_iterating = False
 
     def next_fetched(self) -> ConsumedRecord | None:
         """Return the next record of the current batch, without waiting.
@@ -339,6 +426,7 @@ class Group:
             An asynchronous iterator of GroupBatch. It ends when the group is closed.
 
         Raises:
+            ConfigError: On reading: another task is iterating over this member.
             GroupRejectedError: On reading: the group has fenced this member.
             LiftError: On reading: every error of reading a partition.
 
@@ -350,7 +438,8 @@ class Group:
         return ResultIterator(self._next_batch)
 
     async def _next_batch(self) -> GroupBatch | None:
-        part = self._current_batch = await self.take()
+        with self._only_iteration():
+            part = self._current_batch = await self.take()
         return part
 
     def _rest_of_batch(self) -> GroupBatch | None:
@@ -361,7 +450,7 @@ class Group:
             return None
         if record is None:
             return part
-        self._finished_ends[part.key] = (record.offset + 1, record.leader_epoch)
+        self._note_finished(record)
         rest = BatchSlice.between(part.slice.batch, record.offset + 1, part.slice.last_offset + 1)
         return None if rest is None else GroupBatch(part.key, part.generation, rest)
 
@@ -406,7 +495,7 @@ class Group:
                     if piece is None:  # the stream was deleted, or the member has failed
                         continue
                     generation = self._owned[key].gained.generation
-                    self._unfinished_counts[key, generation] += 1
+                    self._unfinished.setdefault((key, generation), _UnfinishedBatches()).add(piece.last_offset)
                     return GroupBatch(key, generation, piece)
                 self.counters["held_back"] += 1
             await self._news.wait()
@@ -473,7 +562,7 @@ class Group:
         """Commit all records that this member returned, including the last one.
 
         Raises:
-            GroupRejectedError: This member has lost a partition. Its next owner receives these records again.
+            GroupRejectedError: This member has lost a partition, or is closed. The next owner receives these records again.
             UnavailableError: The coordinator did not answer. Nothing changed.
             OutcomeUnknownError: No answer in time. Commit again: that does no harm.
 
@@ -491,18 +580,47 @@ class Group:
             raise ConfigError("The group is not open. Use it inside `async with client.group(...)`.")
         self._pass_over()
         refused = await self._commit(self._machine, self._finished_ends, _COMMIT_S)
-        if refused:
-            names = ", ".join(f"{key.stream}/{key.partition}" for key in refused)
+        lost_ends, self._lost_ends = self._lost_ends, {}
+        # this member may own a lost partition again, and may have returned its records once more
+        lost = {
+            key
+            for key, end in lost_ends.items()
+            if self._committed.get(key, (0, 0))[0] < end and (self._closed or key not in self._finished_ends)
+        }.union(refused)
+        if lost:
+            names = ", ".join(f"{key.stream}/{key.partition}" for key in sorted(lost))
+            why, advice = f"has lost {names}", "If this repeats, increase session_s."
+            if self._closed:
+                why, advice = "is closed", "Call commit() before close()."
             raise GroupRejectedError(
-                f"Group {self.name}: nothing was committed, because this member has lost {names}. The next owner receives "
-                "these records again. If this repeats, increase session_s."
+                f"Group {self.name}: records of {names} were not committed, because this member {why}. The next owner receives these "
+                f"records again. {advice}"
             )
 
     def _note_finished(self, record: ConsumedRecord | None) -> None:
         """Mark all records of the current batch up to ``record`` (inclusive) as finished, so that they can be committed."""
         part = self._current_batch
-        if part is not None and record is not None and self.generation_of(part.key) == part.generation:
+        if part is None or record is None or self.generation_of(part.key) != part.generation:
+            return
+        unfinished = self._unfinished.get((part.key, part.generation))
+        if unfinished is not None and not unfinished.is_first(part.slice.last_offset):
+            return  # an earlier batch of ``take`` is not finished
+        if record.offset >= self._finished_ends.get(part.key, (0, 0))[0]:  # a commit may have finished the record after it
             self._finished_ends[part.key] = (record.offset + 1, record.leader_epoch)
+
+    def _note_uncommitted(self, key: PartitionKey, generation: int) -> None:
+        """Let the next ``commit`` report the partition, which this member gives up, if it has returned records without a commit."""
+        part, end = self._current_batch, self._finished_ends.get(key, (0, 0))[0]
+        if part is not None and (part.key, part.generation) == (key, generation):
+            end = max(end, self._returned_end(part))
+        if end > self._committed.get(key, (0, 0))[0]:
+            self._lost_ends[key] = max(end, self._lost_ends.get(key, 0))
+
+    def _returned_end(self, part: GroupBatch) -> int:
+        """Return the offset after the last record of the current batch ``part`` that an iteration has returned. 0: none."""
+        if self._records is None:
+            return part.slice.last_offset + 1
+        return 0 if self._record is None else self._record.offset + 1
 
     def _finish(self) -> None:
         part, self._current_batch = self._current_batch, None
@@ -513,18 +631,19 @@ class Group:
     def finished(self, part: GroupBatch) -> None:
         """Mark a batch of ``take`` as finished, so that it is committed.
 
-        Finish the batches of one partition in order. If another member owns the partition now, nothing is committed.
+        Batches may be finished in any order. The committed position of a partition does not pass a batch that is not
+        finished. If another member owns the partition now, nothing is committed.
 
         Args:
             part: The batch.
         """
         which = part.key, part.generation
-        if self._unfinished_counts[which] <= 1:
-            del self._unfinished_counts[which]
-        else:
-            self._unfinished_counts[which] -= 1
-        if self.generation_of(part.key) == part.generation:
-            self._finished_ends[part.key] = (part.slice.last_offset + 1, part.slice.leader_epoch)
+        if (unfinished := self._unfinished.get(which)) is not None:
+            end = unfinished.finish(part.slice.last_offset, part.slice.leader_epoch)
+            if end is not None and self.generation_of(part.key) == part.generation:
+                self._finished_ends[part.key] = end
+            if unfinished.is_empty:
+                del self._unfinished[which]
         if self._revoking:
             self._wake.set()
 
@@ -546,7 +665,7 @@ class Group:
         A position moves only if all earlier records of its partition are finished.
         """
         for key, owned in self._owned.items():
-            if self._unfinished_counts[key, owned.gained.generation]:
+            if (key, owned.gained.generation) in self._unfinished:
                 continue
             at = owned.consumer.passed_position()
             if at is not None and at.offset > max(owned.gained.position, self._finished_ends.get(key, (0, 0))[0]):
@@ -554,16 +673,14 @@ class Group:
 
     # ---- the member's life -------------------------------------------------------------------------------------------------
     async def _do_due_work(self, machine: MemberMachine) -> float:
-        """Release partitions, commit and list streams if it is time. Return the wait until the next call, in seconds."""
+        """Release partitions and commit if it is time. Return the wait until the next call, in seconds."""
         await self._release_partitions(machine)
         if time.monotonic() >= self._commit_at_s:
             self._schedule_commit()
             self._pass_over()
             self._note_finished(self._past)
             await self._try_commit(machine, self._finished_ends)
-        if time.monotonic() - self._last_check_s >= STREAMS_S:
-            await self._refresh_streams(machine)
-        longest_s = RETRY_S if self._revoking and not self._unfinished_counts else 1.0
+        longest_s = RETRY_S if self._revoking and not self._unfinished else 1.0
         return max(0.0, min(longest_s, self._commit_at_s - time.monotonic()))
 
     def _schedule_commit(self) -> None:
@@ -595,9 +712,10 @@ class Group:
                 self._wake.set()
             elif isinstance(event, PartitionLost):
                 self._stop(event.key)
+                self._note_uncommitted(event.key, event.generation)
                 for table in (self._revoking, self._finished_ends, self._committed):
                     table.pop(event.key, None)
-                self._unfinished_counts.pop((event.key, event.generation), None)
+                self._unfinished.pop((event.key, event.generation), None)
                 if self._current_batch is not None and (self._current_batch.key, self._current_batch.generation) == (
                     event.key,
                     event.generation,
@@ -627,7 +745,7 @@ class Group:
 
         With automatic commits, the positions are committed first.
         """
-        keys_in_hand = {key for key, _ in self._unfinished_counts}
+        keys_in_hand = {key for key, _ in self._unfinished}
         for key in [key for key in self._revoking if key not in keys_in_hand]:
             end = self._finished_ends.get(key) if self._options.auto_commit_s else None
             if end is not None and not await self._try_commit(machine, {key: end}):
@@ -706,11 +824,20 @@ class Group:
             )
         return known
 
+    async def _refresh_if_due(self, machine: MemberMachine) -> None:
+        """List the streams if it is time. If the metadata group does not answer, that takes many seconds."""
+        if time.monotonic() - self._last_check_s >= STREAMS_S:
+            await self._refresh_streams(machine)
+
     async def _refresh_streams(self, machine: MemberMachine) -> None:
-        has_changed, self._last_check_s = self._last_check_s == -math.inf, time.monotonic()
+        newest, self._must_list_newest, self._last_check_s = self._must_list_newest, False, time.monotonic()
+        missing = set(self._missing)
         streams = self._streams
-        try:  # after a change, the answer of a controller that is behind would be of no use
-            listed = await (streams.newest_streams() if has_changed else streams.list_streams())
+        try:
+            # after a change, the answer of a controller that is behind would be of no use
+            listed = await (streams.newest_streams() if newest else streams.list_streams())
+            if newest:
+                self._resume_reads(missing, listed)
             machine.reads(self._known_streams(listed))
         except ClientClosedError:
             raise
@@ -718,8 +845,18 @@ class Group:
             self.counters["refused"] += 1
             logger.warning("%s", error)
         except LiftError as error:
+            self._must_list_newest = self._must_list_newest or newest
+            self._last_check_s += LOOKUP_AGAIN_S - STREAMS_S
             self.counters["unanswered"] += 1
-            logger.debug("group %s: %s", self.name, error)
+            logger.debug("group %s: streams not listed: %r", self.name, error)
+
+    def _resume_reads(self, missing: set[PartitionKey], listed: Sequence[StreamImage]) -> None:
+        """Read those of the ``missing`` partitions again that are in ``listed``, because the nodes that reported them were behind."""
+        self._missing -= missing
+        existing = {stream.key(number) for stream in listed for number in range(len(stream.partitions))}
+        for key in missing & existing & self._owned.keys():
+            self.counters["unread"] += 1
+            self._read(key, self._owned[key])
 
     def _begin(self, gained: PartitionAssigned) -> None:
         self._stop(gained.key)
@@ -732,21 +869,27 @@ class Group:
         wanted = filter_of(options.subjects, options.keys)
         consumer = self._streams.consume(key.stream, key.partition, start, wanted=wanted, options=options.read)
         owned = self._owned[key] = _OwnedPartition(gained, consumer)
+        self._read(key, owned)
+
+    def _read(self, key: PartitionKey, owned: _OwnedPartition) -> None:
+        self._fetcher.remove(key)
         self._fetcher.add(key, partial(_next_slice, weakref.ref(self), owned))
         self._fetcher.start()
 
     def _stop(self, key: PartitionKey) -> None:
         self._owned.pop(key, None)
+        self._missing.discard(key)
         self._fetcher.remove(key)
 
     def _note_unread(self, error: LiftError) -> None:
         self.counters["unread"] += 1
         logger.debug("group %s: %s", self.name, error)
 
-    def _check_streams_soon(self) -> None:
-        """List the streams, because one was deleted, or created again."""
-        self._last_check_s = -math.inf
-        self._wake.set()
+    def _check_streams_soon(self, missing: PartitionKey) -> None:
+        """List the streams, because nodes reported that the partition ``missing`` was deleted, or created again."""
+        self._missing.add(missing)
+        self._must_list_newest, self._last_check_s = True, -math.inf
+        self._list_soon.set()
 
     def _start_of(self, gained: PartitionAssigned) -> Start:
         """Return where to start in a new partition without a committed position.
@@ -799,7 +942,7 @@ async def _beat_on(member: weakref.ref[Group], machine: MemberMachine, beat_soon
 
 
 async def _live(member: weakref.ref[Group], machine: MemberMachine, wake: asyncio.Event, news: asyncio.Event) -> None:
-    """Do the regular work of a member until it is closed or dropped."""
+    """Commit and release partitions of a member until it is closed or dropped."""
     try:
         if (group := member()) is not None:
             group._schedule_commit()
@@ -809,6 +952,18 @@ async def _live(member: weakref.ref[Group], machine: MemberMachine, wake: asynci
             del group
             await wait_for_event(wake, wait_s)
             group = member()
+    except Exception as error:  # as above
+        _fail(member, error, news)
+
+
+async def _list_on(member: weakref.ref[Group], machine: MemberMachine, list_soon: asyncio.Event, news: asyncio.Event) -> None:
+    """List the streams at intervals, and soon after a deletion, until the member is closed or dropped."""
+    try:
+        while (group := member()) is not None:
+            list_soon.clear()
+            await group._refresh_if_due(machine)
+            del group
+            await wait_for_event(list_soon, _LIST_CHECK_S)
     except Exception as error:  # as above
         _fail(member, error, news)
 
@@ -837,8 +992,10 @@ async def _next_slice(member: weakref.ref[Group], owned: _OwnedPartition) -> Bat
                 group = None
                 await asyncio.sleep(RETRY_S)
             except NotFoundError:
-                if (group := member()) is not None:
-                    group._check_streams_soon()
+                if (group := member()) is not None and group._owned.get(owned.gained.key) is owned:
+                    group._check_streams_soon(owned.gained.key)
+                group = None
+                await asyncio.sleep(RETRY_S)  # the limit for lists, if the nodes stay behind
                 return None
     except Exception as error:  # the iteration raises the error, so that the application decides
         if (group := member()) is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,29 @@ class _SettlementBatch:
     settlements: list[pb.Settlement]
     done: asyncio.Future[list[LostRange]]
     """Future with the offset ranges of the command that this worker no longer owns."""
+
+
+class _CoveredOffsets:
+    """Offsets of the settlements that are sent together. An answer names lost offsets without the settlement that lost them."""
+
+    def __init__(self) -> None:
+        self._ranges: dict[tuple[str, str, int], list[tuple[int, int]]] = {}
+        """(Stream, uid, partition) -> (start, end) of each covered range, ascending and disjoint."""
+
+    def add(self, batch: _SettlementBatch) -> bool:
+        """Add the offsets of ``batch``. Return False, and add nothing, if one of them is covered already."""
+        parts = [((one.stream, one.uid, one.partition), part) for one in batch.settlements for part in one.ranges]
+        if any(self._overlaps(self._ranges.get(place, []), part) for place, part in parts):
+            return False
+        for place, part in parts:
+            ranges = self._ranges.setdefault(place, [])
+            ranges.insert(bisect_left(ranges, (part.start, part.end)), (part.start, part.end))
+        return True
+
+    @staticmethod
+    def _overlaps(ranges: Sequence[tuple[int, int]], part: pb.RecordRange) -> bool:
+        behind = bisect_left(ranges, (part.end,))
+        return behind > 0 and ranges[behind - 1][1] > part.start
 
 
 class Settlements:
@@ -90,12 +114,16 @@ class Settlements:
                     batch.done.set_result(lost)
 
     def _next(self) -> list[_SettlementBatch]:
+        """Return the first batches that can share an answer: each record occurs in one of them only."""
         some = [self._batches.popleft()]
         ranges, count = _size(some[0])
+        covered = _CoveredOffsets()
+        if self._batches:
+            covered.add(some[0])
         while self._batches:
             more = _size(self._batches[0])
             ranges, count = ranges + more[0], count + more[1]
-            if ranges > MAX_RANGES or count > commands.MAX_SETTLEMENTS:
+            if ranges > MAX_RANGES or count > commands.MAX_SETTLEMENTS or not covered.add(self._batches[0]):
                 break
             some.append(self._batches.popleft())
         return some

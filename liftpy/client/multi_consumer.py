@@ -18,6 +18,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from itertools import chain
 
+from liftpy.client.arguments import checked_options
 from liftpy.client.batch_view import BatchSlice, ConsumedBatch, ConsumedRecord, records_of
 from liftpy.client.consumer import Consumer, ReadOptions
 from liftpy.client.fetcher import Fetcher, wait_for_event
@@ -62,6 +63,12 @@ def selects(names: Iterable[str]) -> Callable[[str], bool]:
     name that is not valid.
     """
     wanted = tuple(names)
+    for name in wanted:
+        if not isinstance(name, str):
+            raise ConfigError(
+                f"Invalid stream name of type {type(name).__name__}. Give each name as an argument of its own, such as "
+                "consume_many('orders', 'pay-*')."
+            )
     if not wanted:
         raise ConfigError("Name at least one stream or pattern to read, such as orders-*.")
     exact = {check_name(name, "stream") for name in wanted if not _WILD & set(name)}
@@ -125,12 +132,12 @@ class ManyConsumer:
         self._fetcher: Fetcher[Place] = Fetcher()
         self._streams = streams
         self._names = tuple(names)
-        self._exact = frozenset(name for name in self._names if not _WILD & set(name))
         self._selects = selects(self._names)
+        self._exact = frozenset(name for name in self._names if not _WILD & set(name))
         self._start = resolve_start(start, datetime.now(UTC))
         self._until = checked_until(until)
         self._wanted = wanted
-        self._options = options or ReadOptions()
+        self._options = checked_options(options, ReadOptions)
         self._positions = dict(positions or {})
         self._readers: dict[Place, Consumer] = {}
         self._iterations: dict[Place, Iteration[BatchSlice]] = {}

@@ -240,6 +240,11 @@ class ManyReceipt:
     def __await__(self) -> Generator[Any, None, list[ManyAck]]:
         return self._all().__await__()
 
+    @property
+    def done(self) -> bool:
+        """True if all records are acked or have failed."""
+        return all(ticket.future.done() for ticket, _, _ in self._shares)
+
     async def _all(self) -> list[ManyAck]:
         acks = []
         for ticket, first, count in self._shares:

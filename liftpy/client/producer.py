@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from liftpy.client.arguments import MAX_INT64, check_partition
+from liftpy.client.arguments import MAX_INT64, check_list, check_partition, check_text
 from liftpy.client.encode_publish import Address
 from liftpy.client.in_flight import Window
 from liftpy.client.partition_queue import PartitionQueue
@@ -338,6 +338,8 @@ class Producer:
         sent fail with ClientClosedError.
         """
         self._transport.check_event_loop()
+        if self._failure is None:  # the end of a block must not raise an error for a close that the application has called
+            self._is_failure_reported = True
         self._fail(ClientClosedError(f"Producer {self.name} is closed. Open a new producer."))
         for unwatch in self._unwatch:
             unwatch()
@@ -462,6 +464,9 @@ class Producer:
                 print(ack.partition, ack.offset, ack.record_count)
         """
         self._must_have_no_round()
+        check_list("values", values, of="bytes or None")
+        if keys is not None:
+            check_list("keys", keys, of="bytes or None")
         source_positions = self._positions(positions, len(values))
         if keys is not None and len(keys) != len(values):
             raise ConfigError(
@@ -760,6 +765,7 @@ class Producer:
 
 def _number_of(name: str) -> int:
     """Return the 64-bit number of a producer in batches: a hash of the id ``name``."""
+    check_text("id of a producer", name)
     if not name or not is_utf8(name) or len(name.encode()) > MAX_NAME_BYTES:
         raise ConfigError(f"Invalid id of a producer: {quote(name)}. Use 1 to {MAX_NAME_BYTES} bytes of UTF-8 text.")
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8, person=b"liftpy-producer").digest(), "big") or 1

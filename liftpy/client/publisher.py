@@ -20,7 +20,7 @@ import math
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Literal, TypedDict, Unpack, overload
 
-from liftpy.client.arguments import check_number
+from liftpy.client.arguments import check_number, check_text
 from liftpy.client.encode_publish import (
     Address,
     Addressing,
@@ -219,6 +219,8 @@ class Publisher:
             )
         if timeout_s is not None:
             check_number("timeout_s", timeout_s)
+        if not isinstance(msg_id, str):
+            check_text("msg_id", msg_id)
         address, options = self._addressing.address, self._options
         new_id = self._ids.next() if not msg_id and options.message_ids and address.window_s else b""
         uid, window_s = address.uid, address.window_s if msg_id or new_id else 0.0

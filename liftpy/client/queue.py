@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Literal
 
-from liftpy.client.arguments import check_bounds, check_count, check_number, check_wait
+from liftpy.client.arguments import check_bounds, check_count, check_number, check_text, check_wait, checked_options
 from liftpy.client.consumer import ReadOptions
 from liftpy.client.group_admin import GroupCoordinator, GroupRejectedError, ask_coordinator
 from liftpy.client.in_flight import now_ns as _now_ns
@@ -143,6 +143,8 @@ _MARGIN_NS = 50_000_000
 UNTOUCHED_S = 1.0
 """Time after which a prefetched record that the application does not take is returned to the queue, in seconds."""
 _LEAVE_S = 2.0
+_CLOSED_PAUSE_S = 0.1
+"""Maximum duration of a take after the close, in seconds."""
 _HEADER = "Dead-Letter-"
 _TEXT = ("utf-8", "surrogateescape")
 """Encoding of a subject: each byte that is not UTF-8 becomes a lone surrogate."""
@@ -223,6 +225,7 @@ class QueueOptions:
             "ahead": (1, commands.MAX_TAKE),
         }
         check_bounds(self, bounds)
+        checked_options(self.read, ReadOptions, "read")
         if self.start not in ("earliest", "new"):
             raise ConfigError(f"Invalid start = {self.start!r}. Use 'earliest' or 'new'.")
         if self.dead_letters:
@@ -306,6 +309,14 @@ class Job:
             await job.reject("unknown customer")
         """
         await self.queue.reject([self], reason)
+
+
+def _list_of(jobs: Iterable[Job]) -> list[Job]:
+    """Return ``jobs`` as a list. Raise ConfigError if they are no jobs, such as a single job or its record."""
+    listed = list(jobs) if isinstance(jobs, Iterable) else None
+    if listed is None or not all(isinstance(job, Job) for job in listed):
+        raise ConfigError(f"Invalid jobs = {quote(repr(jobs))}. Use a list of jobs that take() has returned.")
+    return listed
 
 
 @dataclass(slots=True, eq=False)
@@ -499,6 +510,8 @@ class Queue:
         """
         check_count("max_records", max_records, 1, commands.MAX_TAKE)
         check_wait("timeout_s", timeout_s)
+        if self._closed:  # a worker that takes in a loop must not keep the event loop busy
+            await asyncio.sleep(min(max(timeout_s, 0.0), _CLOSED_PAUSE_S))
         give_up_ns, tries = _now_ns() + round(min(max(timeout_s, 0.0), _LONGEST_TAKE_S) * 1e9), 0
         while not self._closed:
             if jobs := self._handed_on(max_records):
@@ -837,7 +850,7 @@ class Queue:
         Raises:
             LeaseLostError: The ack wait of some jobs has expired. ``jobs`` lists them. The others are acked.
         """
-        await self._settle(pb.SETTLE_ACK, list(jobs))
+        await self._settle(pb.SETTLE_ACK, _list_of(jobs))
 
     async def nack(self, jobs: Iterable[Job], delay_s: float = 0.0) -> None:
         """Return several jobs to the queue, as ``Job.nack`` does.
@@ -850,7 +863,7 @@ class Queue:
             LeaseLostError: The ack wait of some jobs has expired. ``jobs`` lists them. The others are returned.
         """
         check_number("delay_s", delay_s, 0, commands.MAX_DELAY_MS / 1000)
-        await self._settle(pb.SETTLE_NACK, list(jobs), delay_s=delay_s)
+        await self._settle(pb.SETTLE_NACK, _list_of(jobs), delay_s=delay_s)
 
     async def extend(self, jobs: Iterable[Job]) -> None:
         """Restart the ack wait of several jobs, as ``Job.extend`` does. ``Job.until_ns`` does not change.
@@ -861,7 +874,7 @@ class Queue:
         Raises:
             LeaseLostError: The ack wait of some jobs has expired. ``jobs`` lists them. The others are extended.
         """
-        await self._settle(pb.SETTLE_EXTEND, list(jobs))
+        await self._settle(pb.SETTLE_EXTEND, _list_of(jobs))
 
     async def reject(self, jobs: Iterable[Job], reason: str) -> None:
         """Send several jobs to the dead letters, as ``Job.reject`` does.
@@ -875,9 +888,10 @@ class Queue:
         """
         if not self._options.dead_letters:
             raise ConfigError('reject() needs a dead-letter stream. Set QueueOptions(dead_letters="STREAM").')
+        check_text("reason", reason)
         if not is_utf8(reason) or not 0 < len(reason.encode()) <= commands.MAX_REASON_BYTES:
             raise ConfigError(f"Invalid reason {quote(reason)}. Use 1 to {commands.MAX_REASON_BYTES} bytes of UTF-8 text.")
-        await self._settle(pb.SETTLE_REJECT, list(jobs), reason=reason)
+        await self._settle(pb.SETTLE_REJECT, _list_of(jobs), reason=reason)
 
     async def _settle(self, kind: Any, jobs: list[Job], *, delay_s: float = 0.0, reason: str = "") -> None:
         ranges = await self._begin_settling(kind, jobs, delay_s=delay_s, reason=reason)

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, TypeVar
 
-from liftpy.client.arguments import check_partition
+from liftpy.client.arguments import check_partition, checked_options
 from liftpy.client.awaitable_context import AwaitableContext
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.closest_replica import ReplicaSelector
@@ -158,7 +158,7 @@ class StreamDirectory:
         check_name(stream, "stream")
         check_partition(partition)
 
-        chosen = options or ReadOptions()
+        chosen = checked_options(options, ReadOptions)
 
         async def now() -> PartitionState:
             return partition_state(await self.stream_with_partition(stream, partition), partition)
@@ -200,7 +200,7 @@ class StreamDirectory:
                 address = subject_address(subject) if known is None else address_of(known, partition, subject)
             else:
                 address = await self.address(stream, partition)
-            chosen = options or PublishOptions()
+            chosen = checked_options(options, PublishOptions)
             return self.factories.publisher(self.requests.transport, stream, partition, address, chosen, find=find)
 
         return AwaitableContext(opened())
@@ -218,7 +218,8 @@ class StreamDirectory:
 
         ``Client.producer`` describes the other arguments and the errors. A round without an ``id`` cannot be sent again.
         """
-        name, chosen = name_for(id, source if isinstance(source, Source) else None), options or ProducerOptions()
+        chosen = checked_options(options, ProducerOptions)
+        name = name_for(id, source if isinstance(source, Source) else None)
 
         async def find(partition: int, newest: bool) -> Address:
             return await self.current_address(stream, partition, newest)

@@ -44,7 +44,7 @@ from liftpy.client.group import Group
 from liftpy.client.group_admin import Cursors, Groups, Queues
 from liftpy.client.in_flight import PublishAck
 from liftpy.client.multi_consumer import ManyConsumer, Place
-from liftpy.client.partition_sender import ManyAck
+from liftpy.client.partition_sender import ManyAck, ManyReceipt, Receipt
 from liftpy.client.positions import Bounds
 from liftpy.client.producer import Producer
 from liftpy.client.publisher import Publisher
@@ -124,7 +124,10 @@ class _Call(Generic[_T]):
             self._taking_back.acquire(timeout=_CLOSE_S)
 
     def _cancel(self) -> None:
-        assert self._task is not None  # `_begin` runs first
+        if self._task is None:  # the interrupt came before `start` had scheduled `_begin`
+            self.work.close()
+            self._taking_back.release()
+            return
         self._task.cancel()
         self._task.add_done_callback(self._take_back)
 
@@ -457,6 +460,8 @@ class SyncReceipt(Generic[_T]):
 
         if timeout_s is not None:
             check_wait("timeout_s", timeout_s)
+        if _is_done(self._coming):  # also after the close of the client, which needs no event loop
+            return _result_of(self._coming)
 
         async def acked() -> _T:
             coming = self._coming
@@ -464,6 +469,22 @@ class SyncReceipt(Generic[_T]):
                 return await (asyncio.shield(coming) if isinstance(coming, asyncio.Future) else coming)
 
         return self._loop.run(acked())
+
+
+def _is_done(coming: Awaitable[Any]) -> bool:
+    if isinstance(coming, asyncio.Future):
+        return coming.done()
+    return isinstance(coming, Receipt | ManyReceipt) and coming.done
+
+
+def _result_of(done: Awaitable[_T]) -> _T:
+    """Return the result of a future or receipt that is done, or raise its error, in any thread."""
+    try:
+        next(done.__await__())
+    except StopIteration as stop:
+        result: _T = stop.value
+        return result
+    raise AssertionError("Internal error: the receipt is not done. Please report it.")
 
 
 class SyncPublisher(_SyncContextManager[Publisher]):
@@ -663,7 +684,8 @@ def _settling(
     settle: Callable[..., _T] = _sync_method(method)
 
     def call(self: SyncQueue, jobs: Iterable[SyncJob], /, *arguments: _P.args, **named: _P.kwargs) -> _T:
-        return settle(self, [job._wrapped for job in jobs], *arguments, **named)
+        some = [getattr(job, "_wrapped", job) for job in jobs] if isinstance(jobs, Iterable) else jobs
+        return settle(self, some, *arguments, **named)
 
     return _named(call, method)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from liftpy.client import Client
 from liftpy.client.in_flight import ack_reason
+from liftpy.client.stream_info import StreamInfo
 from liftpy.core.services.bad_records import MAX_ERROR_BYTES, SkipDecision, dead_letter_headers
 from liftpy.core.services.effects import NumberingDecision
 from liftpy.core.services.outbox import EXPECTED_HEADER
@@ -17,7 +19,7 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.subjects import data_subject
-from liftpy.errors import ConfigError, ProtocolError, PublishRejectedError, UnavailableError
+from liftpy.errors import ConfigError, OutcomeUnknownError, ProtocolError, PublishRejectedError, UnavailableError
 
 logger = logging.getLogger("liftpy.service")
 
@@ -44,6 +46,10 @@ class RecordWriter:
     def __init__(self, client: Client, timeout_s: float = 3.0) -> None:
         self._client = client
         self._timeout_s = timeout_s
+        self._streams: dict[str, StreamInfo] = {}
+        """Name -> last known description of the stream."""
+        self._doubtful: set[str] = set()
+        """Streams whose description may be out of date, because an append has failed. It is requested again."""
 
     async def append(
         self,
@@ -58,11 +64,48 @@ class RecordWriter:
     ) -> int:
         """Append one record to a partition of the stream ``name``, and return its offset.
 
+        The metadata group is asked only before the first append and after a failure. So a service also gets ticks and results of
+        effects while no controller answers.
+
         ``uid``: uid of the stream, '' for any. ``first``: True to append it only if the partition is empty. Raises ConfigError if
         the stream cannot be used. Raises PublishRejectedError if the stream or NATS never accepts this record, such as a record
         that is too large. Raises UnavailableError if the record is not acknowledged for another reason.
         """
-        stream = await self._client.stream(name)
+        stream = await self._description(name)
+        try:
+            return await self._append_to(name, stream, partition, value, key, headers, uid, first=first)
+        except BaseException:
+            self._doubtful.add(name)
+            raise
+
+    async def _description(self, name: str) -> StreamInfo:
+        """Return the description of the stream. If the metadata group does not answer in time, return the last known one."""
+        known = self._streams.get(name)
+        if known is not None and name not in self._doubtful:
+            return known
+        self._doubtful.discard(name)
+        try:
+            async with asyncio.timeout(None if known is None else self._timeout_s):
+                stream = self._streams[name] = await self._client.stream(name)
+        except (UnavailableError, OutcomeUnknownError, TimeoutError):
+            self._doubtful.add(name)
+            if known is None:
+                raise
+            return known
+        return stream
+
+    async def _append_to(
+        self,
+        name: str,
+        stream: StreamInfo,
+        partition: int,
+        value: bytes,
+        key: bytes | None,
+        headers: Sequence[tuple[str, bytes]],
+        uid: str,
+        *,
+        first: bool,
+    ) -> int:
         if uid and stream.uid != uid:
             raise ConfigError(f"Stream {name} was deleted and created again. Restart the service.")
         if not stream.answers:

@@ -31,6 +31,7 @@ from liftpy.core.services.queries import (
 from liftpy.core.services.service import ServiceFailedError
 from liftpy.core.wire.subjects import InboxRule, Subjects, data_subject, publish_answer, reply_to
 from liftpy.errors import LiftError, UnavailableError
+from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.request_guard import RequestGuard
 from liftpy.nats.transport import Transport, unsubscribe
 from liftpy.service.instance import ServiceInstance
@@ -47,6 +48,8 @@ _CHECK_INTERVAL_S = 0.005
 _JOIN_CHECK_S = 0.1
 _COUNT_AGAIN_S = 10.0
 """Maximum age in seconds of the known number of partitions. Partitions may be added."""
+_COUNT_WAIT_S = 0.5
+"""Time in seconds from the request for the number of partitions for which queries wait for it. They are answered without it then."""
 _IDLE_CHECK_S = 30.0
 """Interval of checks in seconds when no event wakes the server."""
 _READ_OPTIONS = ReadOptions(patience_s=1.0, answer_timeout_s=0.5)
@@ -78,16 +81,33 @@ class QueryServer:
         self._partitions = 0
         """Number of partitions of the service's stream. 0: not known."""
         self._counted_s = -math.inf
+        """Monotonic time of the last answer with this number, in seconds."""
+        self._counting: asyncio.Task[None] | None = None
+        """Running request for this number. A metadata group that is down may let it wait for a long time."""
+        self._count_by_s = 0.0
+        """Monotonic time up to which queries wait for this request, in seconds."""
         self._inboxes = InboxRule(settings.reply_prefixes)
         self.counters: Counter[str] = Counter()
         """Reason -> number of queries without an answer."""
         self._guard = RequestGuard("query", self.counters, self._reject)
 
     async def _count_partitions(self) -> None:
-        if time.monotonic() - self._counted_s >= _COUNT_AGAIN_S:
-            with contextlib.suppress(LiftError):  # the next query tries it again
-                self._partitions = len((await self._client.stream(self._settings.stream)).partitions)
-                self._counted_s = time.monotonic()
+        """Request the number of partitions if the known one is old. Wait for it until ``_COUNT_WAIT_S`` after the request."""
+        now_s = time.monotonic()
+        if self._counting is None and now_s - self._counted_s >= _COUNT_AGAIN_S:
+            self._count_by_s = now_s + _COUNT_WAIT_S
+            self._counting = asyncio.create_task(self._request_partitions(), name=f"partitions of {self._settings.stream}")
+        if self._counting is not None and now_s < self._count_by_s:
+            await asyncio.wait({self._counting}, timeout=self._count_by_s - now_s)
+
+    async def _request_partitions(self) -> None:
+        try:
+            self._partitions = len((await self._client.stream(self._settings.stream)).partitions)
+            self._counted_s = time.monotonic()
+        except LiftError:
+            pass  # the next query tries it again
+        finally:
+            self._counting = None
 
     @property
     def waiting_count(self) -> int:
@@ -99,19 +119,26 @@ class QueryServer:
 
     async def run(self) -> None:
         """Receive and answer queries whenever the state has caught up. This never ends."""
-        while True:
-            await self._count_partitions()
-            while not (self._instance.is_fed and self._instance.has_caught_up):
-                await asyncio.sleep(_JOIN_CHECK_S)
-            subscription = await self._transport.connection.subscribe(
-                self._subject, queue=_GROUP, cb=self._guard.callback(self._message_arrived)
-            )
-            try:
-                why = await self._serve()
-            finally:
-                await unsubscribe(subscription)
-            for query in self._pending.pop_expired(math.inf):
-                await self._refuse(query.reply, QueryRejectedError(why))
+        try:
+            while True:
+                await self._count_partitions()
+                while not (self._instance.is_fed and self._instance.has_caught_up):
+                    await asyncio.sleep(_JOIN_CHECK_S)
+                await self._serve_until_behind()
+        finally:
+            await end_tasks([self._counting])
+
+    async def _serve_until_behind(self) -> None:
+        """Receive and answer queries until the state falls behind. The waiting queries are then rejected."""
+        subscription = await self._transport.connection.subscribe(
+            self._subject, queue=_GROUP, cb=self._guard.callback(self._message_arrived)
+        )
+        try:
+            why = await self._serve()
+        finally:
+            await unsubscribe(subscription)
+        for query in self._pending.pop_expired(math.inf):
+            await self._refuse(query.reply, QueryRejectedError(why))
 
     async def _message_arrived(self, message: Any) -> None:
         if reply_to(message.reply, (self._inboxes,), self.counters) is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import math
+import uuid
 from collections.abc import Callable
 from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta, timezone
@@ -26,6 +27,7 @@ from liftpy.client import (
 )
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.positions import parse_start, parse_until
+from liftpy.config import AckPolicy
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.wire.batch import parse_batch
 from liftpy.errors import (
@@ -314,6 +316,60 @@ async def test_client_methods_with_values_of_a_wrong_type_or_range_raise_config_
         async with client.cursor("c", "orders") as cursor:
             with pytest.raises(ConfigError):
                 await cursor.commit(TOO_LARGE)
+
+
+WRONG_TYPES: dict[str, Callable[[Any], Any]] = {
+    "publish msg_id": lambda client: client.publish("orders", b"v", msg_id=7),
+    "publish msg_id None": lambda client: client.publish("orders", b"v", msg_id=None),
+    "post msg_id": lambda client: client.publish("orders", b"v", msg_id=b"id", ack=AckPolicy.NONE),
+    "call message_id": lambda client: client.services.call("bank", "orders", b"c", message_id=uuid.uuid4()),
+    "publisher options": lambda client: client.publisher("orders", options={"window": 1}),
+    "producer options": lambda client: client.producer("orders", options=PublishOptions()),
+    "producer id": lambda client: client.producer("orders", id=7),
+    "consume options": lambda client: client.consume("orders", options={"max_bytes": 4096}),
+    "consume subjects": lambda client: client.consume("orders", subjects=None),
+    "consume keys": lambda client: client.consume("orders", keys=b"key"),
+    "consume_many names": lambda client: client.consume_many(["orders", "pay-*"]),
+    "consume_many options": lambda client: client.consume_many("orders", options=GroupOptions()),
+    "group streams": lambda client: client.group("billing", [7]),
+    "group options": lambda client: client.group("billing", ["orders"], options=QueueOptions()),
+    "group read": lambda client: GroupOptions(read={"max_bytes": 4096}),  # type: ignore[arg-type]
+    "queue options": lambda client: client.queue("orders", "workers", options={}),
+    "queue read": lambda client: QueueOptions(read=GroupOptions()),  # type: ignore[arg-type]
+}
+
+
+@each("what", list(WRONG_TYPES))
+async def test_client_method_with_an_argument_of_a_wrong_type_raises_config_error_with_advice(what: str) -> None:
+    async with memory_cluster(1) as cluster, cluster.client() as client:
+        await client.create_stream("orders", "shop.orders")
+
+        async def call() -> None:
+            result = WRONG_TYPES[what](client)
+            if hasattr(result, "__await__"):
+                await result
+
+        with pytest.raises(ConfigError, match=r"Use (a|[A-Z]\w+)|Give each name"):
+            await call()
+
+
+async def test_queue_and_producer_with_arguments_of_a_wrong_type_raise_config_error_and_continue() -> None:
+    async with memory_cluster(1) as cluster, cluster.client() as client, asyncio.timeout(30):
+        await asyncio.to_thread(cluster.serve_groups)
+        await client.create_stream("orders", "shop.orders")
+        async with client.producer("orders") as producer:
+            for wrong in ((b"%d" % number for number in range(2)), None, b"text"):
+                with pytest.raises(ConfigError, match="Use a list of bytes or None"):
+                    await producer.send_many(wrong)  # type: ignore[arg-type]
+            await producer.send_many([b"0"])
+        async with client.queue("orders", "workers", options=QueueOptions(dead_letters="orders")) as queue:
+            (job,) = await queue.take(1)
+            for wrong in (job, [job.record], None):
+                with pytest.raises(ConfigError, match="Use a list of jobs"):
+                    await queue.ack(wrong)  # type: ignore[arg-type]
+            with pytest.raises(ConfigError, match="Use a text"):
+                await job.reject(None)  # type: ignore[arg-type]
+            await queue.ack([job])
 
 
 async def test_admin_request_for_a_missing_node_raises_not_found_with_its_name() -> None:

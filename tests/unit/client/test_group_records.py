@@ -7,14 +7,17 @@ import copy
 import gc
 import pickle
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 
 from liftpy.client import BatchSlice, Client, ConsumedRecord, GroupOptions, GroupRejectedError, ProducerOptions
 from liftpy.client import group as group_module
+from liftpy.client.consumer import PartitionReader
 from liftpy.client.group import Group
+from liftpy.client.stream_directory import StreamDirectory
 from liftpy.core.groups import commands
-from liftpy.errors import CorruptionError, NotFoundError
+from liftpy.errors import ConfigError, CorruptionError, NotFoundError
 from liftpy.testing.memory import memory_cluster
 from tests.until import until
 
@@ -227,3 +230,133 @@ async def test_group_that_only_a_waiting_task_uses_continues(client: Client) -> 
         (reader,) = [task for task in asyncio.all_tasks() if task.get_name() == "reader"]
         reader.cancel()
         await asyncio.wait([reader])
+
+
+@pytest.mark.parametrize("by_batch", [False, True])
+async def test_group_iteration_in_a_second_task_raises_and_the_first_one_gets_every_record(
+    client: Client, *, by_batch: bool
+) -> None:
+    async with asyncio.timeout(30), client.group("billing", ["orders"], options=BY_HAND) as group:
+        offsets: list[int] = []
+
+        async def read() -> None:
+            if by_batch:
+                async for batch in group.batches():
+                    offsets.extend(record.offset for record in batch.slice.records())
+            else:
+                async for record in group:
+                    offsets.append(record.offset)
+
+        first = asyncio.create_task(read())
+        await until(lambda: len(offsets) == COUNT)
+        with pytest.raises(ConfigError, match=r"already read by another task.*one member per task"):
+            await read()
+        await client.publish("orders", b"last")
+        await until(lambda: offsets == list(range(COUNT + 1)))
+        await group.close()
+        await first
+
+
+async def test_group_iteration_in_another_task_after_a_canceled_wait_continues(client: Client) -> None:
+    async with asyncio.timeout(30), client.group("billing", ["orders"]) as group:
+        await offsets_until(group, COUNT - 1)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(group), 0.05)
+        await client.publish("orders", b"last")
+        assert (await asyncio.create_task(anext(group))).offset == COUNT
+
+
+async def test_group_close_ends_the_reads_while_the_application_has_the_group(client: Client) -> None:
+    before = asyncio.all_tasks()
+    group = await client.group("billing", ["orders"])
+    assert (await anext(group)).offset == 0
+    await group.close()
+    assert [task.get_name() for task in asyncio.all_tasks() - before if task.get_name().startswith("read ")] == []
+
+
+async def test_group_commit_after_the_member_has_lost_the_partition_raises_once(client: Client) -> None:
+    async with asyncio.timeout(30):
+        group = await client.group("billing", ["orders"], instance="a", options=BY_HAND)
+        batch = await anext(aiter(group.batches()))
+        async with client.group("billing", ["orders"], instance="a", options=BY_HAND) as successor:
+            await until(lambda: group.owned == [])
+            with pytest.raises(
+                GroupRejectedError, match=r"records of orders/0 were not committed.*receives these records again"
+            ):
+                await group.commit()
+            await group.commit()
+            part = await successor.take()
+            assert part is not None
+            assert part.slice.first_offset == batch.slice.first_offset == 0
+        await group.close()
+
+
+async def test_group_commit_after_close_raises_if_a_returned_record_is_not_committed(client: Client) -> None:
+    async with asyncio.timeout(30):
+        for is_last_one_committed in (False, True):
+            async with client.group("billing", ["orders"], options=BY_HAND) as group:
+                assert await offsets_until(group, 2) == [0, 1, 2]
+                if is_last_one_committed:
+                    await group.commit()
+            if is_last_one_committed:
+                await group.commit()
+            else:
+                with pytest.raises(GroupRejectedError, match=r"not committed, because this member is closed.*before close"):
+                    await group.commit()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_group_continues_a_partition_that_only_nodes_report_as_deleted(
+    client: Client, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    async with asyncio.timeout(30), client.group("billing", ["orders"]) as group:
+        await offsets_until(group, COUNT - 1)
+        real, reports = PartitionReader.fetch, 0
+
+        async def fetch(reader: PartitionReader, *arguments: Any, **named: Any) -> Any:
+            nonlocal reports
+            if reader.stream == "orders" and reports < count:
+                reports += 1
+                raise NotFoundError("orders/0 was deleted")
+            return await real(reader, *arguments, **named)
+
+        monkeypatch.setattr(PartitionReader, "fetch", fetch)
+        for offset in range(COUNT, COUNT + 3):
+            await client.publish("orders", b"later")
+            assert (await anext(group)).offset == offset
+        assert reports == count
+
+
+async def test_group_commits_while_the_metadata_group_is_silent(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_module, "STREAMS_S", 0.0)
+    asked = asyncio.Event()
+
+    async def never(*_: Any, **__: Any) -> Any:
+        asked.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(StreamDirectory, "list_streams", never)
+    options = GroupOptions(auto_commit_s=0.1)
+    async with asyncio.timeout(30), client.group("billing", ["orders"], options=options) as group:
+        await asked.wait()
+        await offsets_until(group, 3)
+        while list((await client.groups.describe("billing")).positions.values()) != [3]:
+            await asyncio.sleep(0.01)
+
+
+async def test_group_commit_does_not_pass_a_batch_that_is_not_finished(client: Client) -> None:
+    async with client.producer("orders") as producer:
+        for _ in range(2):
+            await producer.send_many([b"later"] * 5)
+            await producer.flush()
+    async with asyncio.timeout(30), client.group("billing", ["orders"], options=BY_HAND) as group:
+        parts = [part for _ in range(3) if (part := await group.take()) is not None]
+        starts = [part.slice.first_offset for part in parts]
+        assert starts[0] == 0 < starts[1] < starts[2]
+        positions = []
+        for finished in (parts[1], parts[0], parts[0], parts[2]):
+            group.finished(finished)
+            await group.commit()
+            positions.append(list((await client.groups.describe("billing")).positions.values()))
+        end = parts[2].slice.last_offset + 1
+        assert positions == [[], [starts[2]], [starts[2]], [end]]

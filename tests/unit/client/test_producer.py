@@ -157,6 +157,16 @@ async def test_producer_close_without_acks_fails_sent_records_with_outcome_unkno
 
 
 # ---- bounds ----------------------------------------------------------------------------------------------------------------------
+async def test_producer_block_that_ends_after_close_raises_no_error() -> None:
+    wire = Wire()
+    async with await a_producer(wire) as producer:
+        await (await producer.send(b"a"))
+        await producer.close()
+    assert wire.values() == [b"a"]
+    with pytest.raises(ClientClosedError, match="Open a new producer"):
+        await producer.send(b"b")
+
+
 async def test_producer_send_with_a_full_buffer_waits_for_acks() -> None:
     wire = Wire()
     wire.commits = True

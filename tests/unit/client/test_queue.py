@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -73,6 +74,20 @@ async def test_queue_ack_is_rejected_only_after_a_lost_lease(client: Client) -> 
         assert list(error.value.jobs) == first[:1], "the others are done"
         await again.nack()
         assert numbers(await one.take(9)) == [0, 4, 5]
+
+
+@pytest.mark.parametrize("settle", [Job.extend, Job.nack])
+async def test_queue_ack_next_to_another_settlement_of_its_record_is_not_rejected(
+    client: Client, settle: Callable[[Job], Coroutine[Any, Any, None]]
+) -> None:
+    await fill(client, 3)
+    async with client.queue("jobs", "workers") as queue:
+        jobs = await queue.take(3)
+        first = asyncio.create_task(jobs[0].ack())
+        await asyncio.sleep(0)  # the others wait for the end of its command
+        other = [asyncio.create_task(work) for work in (jobs[1].ack(), settle(jobs[1]), jobs[2].ack())]
+        results = await asyncio.gather(first, *other, return_exceptions=True)
+        assert [type(result) for result in results] == [type(None), type(None), LeaseLostError, type(None)]
 
 
 async def test_queue_acknowledges_missing_offsets_of_a_granted_range(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,6 +292,27 @@ async def test_queue_does_not_deliver_buffered_records_whose_lease_expired(
                     await job.ack()
                     done.add(job.record.offset)
         assert slow.counters["expired"] >= 2
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, 5.0])
+async def test_queue_close_ends_although_another_task_takes_in_a_loop(client: Client, timeout_s: float) -> None:
+    async with client.queue("jobs", "workers") as queue:
+        give_up_s = time.monotonic() + 10
+        takes = 0
+
+        async def take_on() -> None:
+            nonlocal takes
+            while time.monotonic() < give_up_s:
+                assert await queue.take(10, timeout_s) == []
+                takes += 1
+
+        worker = asyncio.create_task(take_on())
+        await asyncio.sleep(0.05)
+        await queue.close()
+        takes = 0
+        await until(lambda: takes > 1)
+        assert time.monotonic() < give_up_s
+        worker.cancel()
 
 
 async def test_queue_close_releases_records_granted_during_the_close(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from liftpy.client.producer import Producer
 from liftpy.client.publisher import Publisher
 from liftpy.client.queue import Job, Queue
 from liftpy.client.services import Services
-from liftpy.errors import ClientClosedError, ConfigError, UnavailableError
+from liftpy.errors import ClientClosedError, ConfigError, OutcomeUnknownError, UnavailableError
 from liftpy.testing.memory import memory_cluster
 from tests.each import each
 
@@ -117,6 +117,24 @@ def test_sync_consumer_without_a_reference_to_its_client_reads_and_then_closes_i
         assert len(opened) == 1
         del consumer
         assert threads() == before
+
+
+def test_sync_receipt_after_the_close_of_the_client_returns_its_ack() -> None:
+    with memory_cluster(nodes=1) as cluster:
+        with cluster.sync_client() as client:
+            client.create_stream("orders", "shop.orders")
+            with client.publisher("orders") as publisher, client.producer("orders") as producer:
+                acked = publisher.send(b"0")
+                publisher.flush()
+                one, many = producer.send(b"1"), producer.send_many([b"2", b"3"])
+                producer.flush()
+                failed = producer.send_many([b"%d" % number for number in range(10)])
+                producer.close()
+        assert acked.result().offset == 0
+        assert one.result(timeout_s=0).offset == 1
+        assert [(ack.offset, ack.record_count) for ack in many.result()] == [(2, 2)]
+        with pytest.raises((OutcomeUnknownError, ClientClosedError), match=r"Producer|records"):
+            failed.result()
 
 
 def test_sync_call_during_close_in_another_thread_raises_client_closed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -150,6 +152,24 @@ def test_sync_queue_after_an_interrupt_delivers_each_record_once(client: SyncCli
 
         taken = lambda: (job for jobs in iter(lambda: queue.take(3), []) for job in jobs)  # noqa: E731
         assert sorted(interrupts.collect((lambda: queue) if how == "iteration" else taken, places, 2 * COUNT)) == EVERY
+
+
+def test_sync_call_interrupted_before_it_has_started_ends_at_once(client: SyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, is_interrupted = asyncio.BaseEventLoop.call_soon_threadsafe, False
+
+    def call_soon_threadsafe(*arguments: Any, **named: Any) -> asyncio.Handle:
+        nonlocal is_interrupted
+        if not is_interrupted and threading.current_thread() is threading.main_thread():
+            is_interrupted = True
+            raise KeyboardInterrupt
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "call_soon_threadsafe", call_soon_threadsafe)
+    began_s = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        client.publish("orders", b"interrupted")
+    assert time.monotonic() - began_s < 7.0
+    assert client.publish("orders", b"next").offset == COUNT
 
 
 def test_sync_group_interrupted_while_it_opens_leaves_the_group(client: SyncClient, interrupts: Interrupts) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -78,3 +79,36 @@ async def test_service_record_writer_with_a_recreated_stream_or_without_acks_rai
     with pytest.raises(ConfigError, match=said):
         await RecordWriter(log).append("s", 1, b"v", None, [], uid)
     assert log.asked == []
+
+
+async def test_service_record_writer_after_a_failed_append_uses_the_new_description_of_the_stream() -> None:
+    log: Any = Log()
+    writer = RecordWriter(log)
+    assert await writer.append("s", 1, b"v", None, []) == 33
+    log.found = SimpleNamespace(**vars(log.found) | {"subject": "new.*"})
+    log.ack = client_pb2.Ack(stream="s", partition=1, ackError=client_pb2.Ack.WRONG_STREAM)
+    with pytest.raises(UnavailableError):
+        await writer.append("s", 1, b"v", None, [])
+    log.ack = client_pb2.Ack(stream="s", partition=1, offset=34)
+    assert await writer.append("s", 1, b"v", None, []) == 34
+    assert [asked[0].partition(".")[0] for asked in log.asked] == ["a", "a", "new"]
+
+
+async def test_service_record_writer_uses_the_known_description_while_the_metadata_group_is_silent() -> None:
+    log: Any = Log()
+    writer = RecordWriter(log, timeout_s=0.05)
+    assert await writer.append("s", 1, b"v", None, []) == 33
+
+    async def never(name: str) -> Any:
+        await asyncio.Event().wait()
+
+    describe, log.stream = log.stream, never
+    log.ack = client_pb2.Ack(stream="s", partition=1, ackError=client_pb2.Ack.NOT_LEADER)
+    for _ in range(2):
+        with pytest.raises(UnavailableError):
+            await writer.append("s", 1, b"v", None, [])
+    log.ack = client_pb2.Ack(stream="s", partition=1, offset=34)
+    assert await writer.append("s", 1, b"v", None, []) == 34
+    log.stream, log.found = describe, SimpleNamespace(**vars(log.found) | {"subject": "new.*"})
+    assert await writer.append("s", 1, b"v", None, []) == 34
+    assert log.asked[-1][0].startswith("new.")

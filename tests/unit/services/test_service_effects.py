@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from liftpy.client.metadata_requests import MetadataRequests
 from liftpy.core.services import effects as bounds
 from liftpy.core.services.bad_records import Unit
 from liftpy.core.services.effects import Effect, EffectNumbering, NumberingDecision, result_headers, tick_headers
@@ -24,6 +25,7 @@ from liftpy.service.bad_record_writer import RecordWriter
 from liftpy.service.effect_runner import EffectRunner
 from liftpy.service.settings import ServiceSettings
 from liftpy.testing import ServiceTest
+from liftpy.testing.memory import memory_cluster
 from tests.each import each
 
 WHO = Identity("shop", "orders", "u", 0)
@@ -487,6 +489,35 @@ async def test_service_effect_runner_with_results_that_are_too_large_runs_the_ot
     stream.max_message_bytes = 4000
     await bench.until(lambda: all(effect.number > 1 for effect in bench.machine.effects))
     bench.task.cancel()
+
+
+class Till(Shop):
+    """A shop that tells on a query what it was told."""
+
+    def on_record(self, record: Record) -> None:
+        self.told.append(f"order:{(record.value or b'').decode()}")
+        self.effect("charge", record.value or b"")
+
+    def on_query(self, query: bytes) -> bytes:
+        return self.take_snapshot()
+
+
+async def test_service_runs_effects_while_the_metadata_group_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ask(text: str, offset: int) -> None:
+        async with asyncio.timeout(30):
+            while text not in (await client.services.query("till", b"?", at_least=offset)).value.decode():
+                await asyncio.sleep(0.01)
+
+    async with memory_cluster(nodes=1) as cluster, cluster.client() as client:
+        await client.create_stream("orders", "orders")
+        await asyncio.to_thread(cluster.serve, Till, "till", "orders")
+        await ask("charge:a:paid-a", (await client.publish("orders", b"a")).offset + 1)
+
+        async def never(*_: Any, **__: Any) -> Any:
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(MetadataRequests, "stream", never)
+        await ask("charge:b:paid-b", (await client.publish("orders", b"b")).offset + 1)
 
 
 async def test_service_effect_runner_of_a_slow_service_runs_no_effect_with_a_result_in_the_log(

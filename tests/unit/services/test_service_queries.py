@@ -192,6 +192,38 @@ async def test_service_query_server_answer_includes_all_records_committed_when_t
     task.cancel()
 
 
+class SilentMetadataBus(Bus):
+    """A bus on which the metadata group does not answer while ``is_silent``."""
+
+    is_silent = True
+
+    async def stream(self, name: str) -> Any:
+        while self.is_silent:
+            await asyncio.sleep(0.001)
+        return SimpleNamespace(partitions=[None] * 3)
+
+
+async def test_service_query_server_answers_queries_while_the_metadata_group_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("liftpy.service.query_server._COUNT_WAIT_S", 0.05)
+    bus, machine = SilentMetadataBus(), machine_of(Sum())
+    task = await served(bus, machine)
+    for _ in range(2):
+        await bus.ask(b"?")
+        assert await bus.answer() == ("_INBOX.r", b"0", {POSITION_HEADER: "0", "Lift-Node": "n1"})
+    bus.is_silent = False
+    async with asyncio.timeout(30):
+        while not await has_partitions(bus, 3):
+            await asyncio.sleep(0.001)
+    await end_tasks([task])
+    assert [other.get_name() for other in asyncio.all_tasks() if "partitions" in other.get_name()] == []
+
+
+async def has_partitions(bus: Bus, count: int) -> bool:
+    """Send a query, and return whether its answer contains this number of partitions."""
+    await bus.ask(b"?")
+    return (await bus.answer())[2].get("Lift-Partitions") == str(count)
+
+
 @pytest.mark.parametrize(
     ("body", "at_least", "code"),
     [(b"fail", "0", "QUERY_FAILED"), (b"?", "x", "QUERY_FAILED"), (b"?", None, "QUERY_REJECTED")],
