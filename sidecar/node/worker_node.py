@@ -34,7 +34,7 @@ from liftpy.core.metadata.records import record_from_pb, replay_all
 from liftpy.core.observe.node_health import ReplicaSyncCheck
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire._pb import replication_pb2
-from liftpy.core.wire.worker_frames import LEASE, Frame, FrameKind, FrameReader, encode
+from liftpy.core.wire.worker_frames import LEASE, TIMEOUT_MS, Frame, FrameKind, FrameReader, encode
 from liftpy.errors import LiftError, ProtocolError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.request_guard import RequestGuard
@@ -44,7 +44,7 @@ from sidecar.node.node import Node
 from sidecar.runtime.components import Component, Step, no_step, require_started, start_all
 from sidecar.runtime.logs import LOGS
 from sidecar.runtime.memory import make_collections_rare, retain_freed_memory
-from sidecar.runtime.restarts import Supervisor, momentary, prevents_restart
+from sidecar.runtime.restarts import Supervisor, is_temporary, prevents_restart
 from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.tasks import TaskSet, run_loop, spawn, start_attended
 from sidecar.status.merged_status import WorkerStatus
@@ -61,7 +61,6 @@ OnLoop = Callable[[Callable[[Frame], None], Frame], object]
 """Schedules a callback on the event loop, as ``loop.call_soon_threadsafe`` does."""
 HEALTH_REPORT_S = 0.25
 _FINISH_S = 1.0
-_PROPOSAL = struct.Struct(">I")
 
 Send = Callable[[FrameKind, int, bytes], None]
 
@@ -124,7 +123,7 @@ class RelayedGroup(MetadataGroup):
         token = self._token
         answer: asyncio.Future[pb.ControlResponse] = asyncio.get_running_loop().create_future()
         self._asked[token] = answer
-        self._send(FrameKind.CONTROL_REQUEST, token, _PROPOSAL.pack(round(timeout_s * 1000)) + request.SerializeToString())
+        self._send(FrameKind.CONTROL_REQUEST, token, TIMEOUT_MS.pack(round(timeout_s * 1000)) + request.SerializeToString())
         try:
             return await answer
         finally:
@@ -257,8 +256,7 @@ class _WorkerStatusHandler(StatusHandler):
     def begin_history(self) -> None:
         """Start to take samples of the counters and to send them to the first process, which keeps the history of the node."""
         assert self.reporter is not None
-        self._sampler = Sampler(self.history, self.reporter, send_sample=self._sampled)
-        self._sampler.start()
+        self._start_sampler(Sampler(self.history, self.reporter, send_sample=self._sampled))
 
     def listen(self, *_: Any) -> None:
         """Do nothing, because only the first process subscribes to status requests."""
@@ -321,17 +319,17 @@ class WorkerNode(Node):
     async def _open_partitions(self) -> None:
         await self._open_promises()
         self.group = group = self._relayed
-        self._build(
+        self._create_parts(
             require_started(self._links),
             group,
             require_started(self._folder),
             PreviousProcess(0, clean_stop=self._setup["clean_stop"], flushed_always=self._setup["flushed_always"]),
             require_started(self._promises),
         )
-        await self._open_those_of_the_image(group)
+        await self._open_partitions_of_image(group)
 
     def _begin_service(self) -> None:
-        self._rights.start_completed()
+        self._permissions.start_completed()
         self._channel.send(FrameKind.HEALTH_REPORT, 0, self._health_report())
         self._channel.send(FrameKind.PARTITIONS_OPENED)
 
@@ -421,7 +419,7 @@ class WorkerNode(Node):
         is_news = self._failure is None
         super().fatal(error)
         if is_news:
-            failure = {"text": str(error), "momentary": momentary(error), "prevents_restart": prevents_restart(error)}
+            failure = {"text": str(error), "is_temporary": is_temporary(error), "prevents_restart": prevents_restart(error)}
             self._channel.send(FrameKind.FATAL, 0, json.dumps(failure).encode())
 
     def repair(self, reason: str) -> None:

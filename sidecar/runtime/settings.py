@@ -149,7 +149,7 @@ class NodeSettings:
     metrics_streams: tuple[str, ...] = ()
     """Names or patterns (`shop-*`) of streams that get metrics of their own."""
     trace: str = "off"
-    """True if this node sends OpenTelemetry spans: off, or otlp for messages whose sender traces them."""
+    """Destination of OpenTelemetry spans: off, or otlp for a collector. Only messages whose sender traces them get spans."""
     trace_endpoint: str = field(default="", repr=False)
     """URL of the OpenTelemetry collector. Empty: the value of `OTEL_EXPORTER_OTLP_ENDPOINT`."""
     scrub_bytes_per_s: int = 1024 * 1024
@@ -401,9 +401,9 @@ def supervisor_of(environment: Mapping[str, str] = os.environ) -> tuple[str, flo
     return environment.get("NOTIFY_SOCKET", ""), int(interval) / 1e6 if mine else 0.0
 
 
-def was_open_nats_reported(environment: Mapping[str, str] = os.environ) -> bool:
+def was_open_nats_reported() -> bool:
     """Return whether another process has warned that this NATS server has no authorization."""
-    return bool(environment.get(_OPEN_NATS_NOTICE))
+    return bool(os.environ.get(_OPEN_NATS_NOTICE))
 
 
 def quiet_environment() -> dict[str, str]:
