@@ -383,7 +383,7 @@ class Node(RunningNode):
             stream = streams.get(stream_folder)
             partitions = stream.partitions if stream is not None else ()
             states = [one for one in partitions if str(one.partition) == number]
-            if stream is not None and any(node_id in (*one.isr, *stream.may_lead(one)) for one in states):
+            if stream is not None and any(node_id in (*one.isr, *stream.electable_replicas(one)) for one in states):
                 logger.error(
                     "log directory missing log=%s: records that this node acknowledged are lost here, copying the log again",
                     name,

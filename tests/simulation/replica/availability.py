@@ -116,7 +116,7 @@ class Availability:
 
     def _may_lead(self, key: PartitionKey) -> frozenset[str]:
         stream = self._cluster.group.image.streams[key.stream]
-        return frozenset(stream.may_lead(stream.partitions[key.partition]))
+        return frozenset(stream.electable_replicas(stream.partitions[key.partition]))
 
     def _majority(self, key: PartitionKey) -> tuple[str, ...]:
         """Return a smallest set of replicas that could commit, () if there is none."""
