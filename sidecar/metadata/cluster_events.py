@@ -28,7 +28,7 @@ from liftpy.core.metadata import codec
 from liftpy.core.metadata.controller.cluster_events import EventLog, RecentEvents, is_recent
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from liftpy.core.wire.subjects import EVENTS_STREAM, Subjects, publish_answer, reply_to
+from liftpy.core.wire.subjects import EVENTS_STREAM, InboxRule, Subjects, publish_answer, reply_to
 from liftpy.errors import LiftError, UnavailableError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.request_guard import RequestGuard
@@ -63,8 +63,7 @@ Propose = Callable[[pb.ControlRequest, float], Awaitable[pb.ControlResponse]]
 class EventsHandler:
     """Answers requests for cluster events, and publishes new events over NATS.
 
-    ``is_inbox``: function that returns whether a reply subject is allowed. ``leads``: function that returns whether this
-    controller leads.
+    ``inboxes``: inboxes of applications. ``leads``: function that returns whether this controller leads.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class EventsHandler:
         connection: NatsConnection,
         subjects: Subjects,
         outgoing: PublishQueue,
-        is_inbox: Callable[[bytes], bool],
+        inboxes: InboxRule,
         leads: Callable[[], bool],
     ) -> None:
         self.trail = RecentEvents()
@@ -82,7 +81,7 @@ class EventsHandler:
         self._connection = connection
         self._subjects = subjects
         self._outgoing = outgoing
-        self._is_inbox = is_inbox
+        self._inboxes = inboxes
         self._guard = RequestGuard("events", self.counters, self._reject)
         self._leads = leads
         self._subscriptions: list[Any] = []
@@ -109,12 +108,12 @@ class EventsHandler:
                 self._outgoing.put(self._subjects.events(event.kind), json.dumps(event.as_object()).encode())
 
     async def _request_arrived(self, message: Any) -> None:
-        if reply_to(message.reply, (self._is_inbox,), self.counters) is not None:
+        if reply_to(message.reply, (self._inboxes,), self.counters) is not None:
             await self._publish(message.reply, json.dumps(self.answer(message.data)).encode())
 
     async def _publish(self, reply: str | bytes, answer: bytes) -> None:
         with contextlib.suppress(nats.errors.Error, OSError):  # not connected: the asker asks again
-            await publish_answer(self._connection.publish, (self._is_inbox,), self.counters, reply, answer)
+            await publish_answer(self._connection.publish, (self._inboxes,), self.counters, reply, answer)
 
     async def _reject(self, reply: bytes, error: Exception) -> None:
         await self._publish(reply, b'{"error": "the controller failed at this question, its log says why"}')

@@ -111,7 +111,7 @@ class ControlHandler:
     """Receives the control requests of nodes, operators and clients over NATS, and answers them.
 
     Args:
-        is_inbox: Returns whether a reply subject is allowed.
+        inboxes: Inboxes of applications.
         leads: Returns whether this controller leads.
         decide: Decides a request.
         alone: Answers a request without a leader, or returns None.
@@ -123,7 +123,7 @@ class ControlHandler:
         self,
         connection: BusConnection,
         subjects: Subjects,
-        is_inbox: Callable[[bytes], bool],
+        inboxes: InboxRule,
         leads: Callable[[], bool],
         decide: DecideAsController,
         alone: Callable[[pb.ControlRequest], pb.ControlResponse | None],
@@ -136,7 +136,7 @@ class ControlHandler:
         self._connection = connection
         self._subjects = subjects
         self._node_inboxes = InboxRule((subjects.inboxes(),))
-        self._is_inbox = is_inbox
+        self._inboxes = inboxes
         self._leads = leads
         self._decide = decide
         self._alone = alone
@@ -234,7 +234,7 @@ class ControlHandler:
         """
         if subject_kind is RequestSubject.NODE:
             return reply.startswith(f"{self._subjects.inbox(sender)}.".encode()) and self._node_inboxes.allows(reply)
-        return self._is_inbox(reply)
+        return self._inboxes.allows(reply)
 
     async def _answer(self, asker: str, reply: _Reply, request: pb.ControlRequest) -> None:
         if request.HasField("heartbeat"):
@@ -267,7 +267,7 @@ class ControlHandler:
     def _reject(self, inbox: bytes, error: Exception) -> None:
         detail = f"the controller failed at this request, its log says why: {type(error).__name__}"
         self._reply(
-            lambda subject: self._is_inbox(subject) or self._node_inboxes(subject),
+            lambda subject: self._inboxes.allows(subject) or self._node_inboxes.allows(subject),
             inbox,
             pb.ControlResponse(error=pb.ControlResponse.INVALID, detail=detail),
         )

@@ -452,7 +452,7 @@ class MetadataConnection:
                 self._subjects,
                 self._settings.replication,
                 self._member_failed,
-                self._inboxes.allows,
+                self._inboxes,
                 elections=settings.elections,
                 connect=self._connect_for_events,
             )

@@ -81,8 +81,8 @@ _MOST_QUESTIONS = 3
 class RaftMember(MetadataGroup):
     """Metadata group on a controller: a Raft member with its own NATS connection.
 
-    ``connect``: opens the connection for the event stream. ``is_inbox``: returns whether a reply subject is allowed
-    [A5]. ``fatal``: called once when the disk or the state machine fails.
+    ``inboxes``: inboxes of applications [A5]. ``connect``: opens the connection for the event stream. ``fatal``: called
+    once when the disk or the state machine fails.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class RaftMember(MetadataGroup):
         subjects: Subjects,
         config: ReplicationConfig,
         fatal: Callable[[Exception], None],
-        is_inbox: Callable[[bytes], bool],
+        inboxes: InboxRule,
         *,
         elections: bool = False,
         connect: Callable[[], Awaitable[Client]] | None = None,
@@ -104,7 +104,7 @@ class RaftMember(MetadataGroup):
         self._subjects = subjects
         fsm, producer = ClusterFsm(subjects.namespace, elections=elections), FeedProducer()
         self._outgoing = PublishQueue(connection)
-        self._events = EventsHandler(node_id, connection, subjects, self._outgoing, is_inbox, lambda: self._log.leads)
+        self._events = EventsHandler(node_id, connection, subjects, self._outgoing, inboxes, lambda: self._log.leads)
         self._log = MemberLog(opened, fsm, producer, self._state_changed, events=self._events.trail)
         self._member = QuorumMember(config, fsm.rules, self._log, producer, lambda: secrets.token_bytes(16))
         self._event_writer: EventWriter | None = None
@@ -118,8 +118,7 @@ class RaftMember(MetadataGroup):
                 lambda: self._member.is_active,
                 lambda: len(self.controllers.voters),
             )
-        nodes = InboxRule((subjects.inboxes(),))
-        self._feed = FeedPublisher(connection, subjects, self._outgoing, nodes.allows, producer, lambda: self.image)
+        self._feed = FeedPublisher(connection, subjects, self._outgoing, producer, fsm)
         log = self._log
         self._driver = GroupDriver(log.core, log.transport, log.journal, self._send, self._process_tick, fatal, self._rest_s)
         self._has_ticked = asyncio.Event()
@@ -130,7 +129,7 @@ class RaftMember(MetadataGroup):
         self._handler = ControlHandler(
             connection,
             subjects,
-            is_inbox,
+            inboxes,
             lambda: log.leads,
             self._decide_as_controller,
             lambda request: self._with_members(self._member.answer_without_leader(request)),

@@ -15,7 +15,7 @@ from liftpy.core.base.rate_limits import TokenBucket
 from liftpy.core.metadata.controller import admission
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.subjects import InboxRule, Subjects
 from sidecar.metadata import control
 from sidecar.metadata.control import ControlHandler
 
@@ -44,7 +44,7 @@ class Controller:
         self.handler = ControlHandler(
             self,  # type: ignore[arg-type]
             Subjects("space", ("_INBOX.", "acme.box.")),
-            lambda reply: reply.startswith(b"_INBOX."),
+            InboxRule(("_INBOX.",)),
             lambda: self.leads,
             self.decide,
             lambda request: self.says_alone,

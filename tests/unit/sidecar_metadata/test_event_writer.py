@@ -14,7 +14,7 @@ import pytest
 from liftpy.core.metadata.controller.cluster_events import ClusterEvent, EventLog
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.decode_errors import REPLY
-from liftpy.core.wire.subjects import EVENTS_STREAM, Subjects
+from liftpy.core.wire.subjects import EVENTS_STREAM, InboxRule, Subjects
 from liftpy.errors import UnavailableError
 from sidecar.metadata import cluster_events as module
 from sidecar.metadata import event_stream
@@ -265,7 +265,7 @@ class Bus:
             self,
             Subjects("ns"),
             outgoing,
-            lambda reply: reply.startswith(b"_INBOX."),
+            InboxRule(("_INBOX.",)),
             lambda: self.leads,  # type: ignore[arg-type]
         )
 
