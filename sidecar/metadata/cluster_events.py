@@ -63,7 +63,7 @@ Propose = Callable[[pb.ControlRequest, float], Awaitable[pb.ControlResponse]]
 class EventsHandler:
     """Answers requests for cluster events, and publishes new events over NATS.
 
-    ``inboxes``: inboxes of applications. ``leads``: function that returns whether this controller leads.
+    ``inboxes``: inboxes of applications.
     """
 
     def __init__(
@@ -73,7 +73,6 @@ class EventsHandler:
         subjects: Subjects,
         outgoing: PublishQueue,
         inboxes: InboxRule,
-        leads: Callable[[], bool],
     ) -> None:
         self.trail = RecentEvents()
         self.counters: Counter[str] = Counter()
@@ -83,7 +82,6 @@ class EventsHandler:
         self._outgoing = outgoing
         self._inboxes = inboxes
         self._guard = RequestGuard("events", self.counters, self._reject)
-        self._leads = leads
         self._subscriptions: list[Any] = []
 
     async def open(self) -> None:
@@ -93,14 +91,14 @@ class EventsHandler:
     async def close(self) -> None:
         await unsubscribe(self._subscriptions)
 
-    def publish_new(self) -> None:
-        """Derive the events of newly applied entries. If this controller leads, publish them. Call it after each tick."""
+    def publish_new(self, *, leads: bool) -> None:
+        """Derive the events of newly applied entries. If this controller ``leads``, publish them. Call it after each tick."""
         fresh = self.trail.derive_events(MOST_AT_ONCE)
         if self.trail.dropped:
             self.counters[BEYOND] = self.trail.dropped
         if self.trail.written is not None and (lost := self.trail.lost + self.trail.dropped):
             self.counters[LOST] = lost
-        if not self._leads():
+        if not leads:
             return
         now_ns = time.time_ns()
         for event in fresh:
