@@ -11,6 +11,7 @@ from nats.aio.client import Client
 
 from liftpy.config import NS_PER_S
 from liftpy.core.metadata.controller.quorum_member import EntryOutcome, ProposedEntry, QuorumMember, leader_to_ask_first
+from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -49,6 +50,16 @@ class MetadataController:
     def leads(self) -> bool:
         """True if this member believes that it is the metadata leader. Another member may have been elected since."""
         return self._log.leads
+
+    @property
+    def is_active(self) -> bool:
+        """True if this member leads and has begun the duties of the metadata leader."""
+        return self._member.is_active
+
+    @property
+    def controllers(self) -> ControllerList:
+        """Controllers by the end of the log of this member, committed or not."""
+        return self._log.core.controllers
 
     @property
     def image(self) -> ClusterImage:

@@ -102,21 +102,13 @@ class RaftMember(MetadataGroup):
         self._events = EventsHandler(node_id, connection, subjects, self._outgoing, inboxes)
         self._log = MemberLog(opened, fsm, producer, self._state_changed, events=self._events.trail)
         self._member = QuorumMember(config, fsm.rules, self._log, producer, lambda: secrets.token_bytes(16))
-        self._event_writer: EventWriter | None = None
-        if connect is not None and config.events_stream:
-            self._event_writer = EventWriter(
-                EventLog(self._events.trail),
-                subjects,
-                connect,
-                self.propose,
-                lambda: self.image,
-                lambda: self._member.is_active,
-                lambda: len(self.controllers.voters),
-            )
         self._feed = FeedPublisher(connection, subjects, self._outgoing, producer, fsm)
         log = self._log
         self._driver = GroupDriver(log.core, log.transport, log.journal, self._send, self._process_tick, fatal, self._rest_s)
         self._controller = MetadataController(connection, subjects, log, self._member, self._driver)
+        self._event_writer: EventWriter | None = None
+        if connect is not None and config.events_stream:
+            self._event_writer = EventWriter(EventLog(self._events.trail), subjects, connect, self, self._controller)
         self._has_ticked = asyncio.Event()
         """Set by each tick, for those that wait for an entry to be applied."""
         self._tasks = TaskSet()
@@ -198,7 +190,7 @@ class RaftMember(MetadataGroup):
 
     @property
     def controllers(self) -> ControllerList:
-        return self._log.core.controllers
+        return self._controller.controllers
 
     @property
     def removed_at(self) -> int:

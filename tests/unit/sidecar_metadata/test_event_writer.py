@@ -45,8 +45,13 @@ class World:
         monkeypatch.setattr(
             event_stream, "Publisher", lambda transport, stream, partition, at, options: FakePublisher(self, at.uid)
         )
-        image: Any = lambda: self.image  # noqa: E731
-        self.writer = EventWriter(self.log, Subjects(), self.connect, self.propose, image, lambda: self.leads, lambda: 5)
+        self.controllers = SimpleNamespace(voters=("n1", "n2", "n3", "n4", "n5"))
+        group: Any = self
+        self.writer = EventWriter(self.log, Subjects(), self.connect, group, group)
+
+    @property
+    def is_active(self) -> bool:
+        return self.leads
 
     def there(self, uid: str) -> None:
         self.image.streams[EVENTS_STREAM] = SimpleNamespace(uid=uid, subject="x", waiting="")
