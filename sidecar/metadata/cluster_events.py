@@ -26,12 +26,14 @@ from liftpy.config import StreamConfig
 from liftpy.core.base.strict_json import load_json, whole_number
 from liftpy.core.metadata import codec
 from liftpy.core.metadata.controller.cluster_events import EventLog, RecentEvents, is_recent
-from liftpy.core.metadata.image import ClusterImage, StreamImage
+from liftpy.core.metadata.image import StreamImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from liftpy.core.wire.subjects import EVENTS_STREAM, Subjects, publish_answer, reply_to
+from liftpy.core.wire.subjects import EVENTS_STREAM, InboxRule, Subjects, publish_answer, reply_to
 from liftpy.errors import LiftError, UnavailableError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.request_guard import RequestGuard
+from sidecar.metadata.controller import MetadataController
+from sidecar.metadata.group import MetadataGroup
 from sidecar.runtime.tasks import spawn
 from sidecar.runtime.timers import until_next_s
 from sidecar.transport.connection import PublishQueue, unsubscribe
@@ -57,14 +59,12 @@ CONFIG = StreamConfig(
     segment_bytes=16 * 1024 * 1024, retention_age_s=30 * 86_400.0, retention_bytes=1 << 30, optimistic_concurrency=True
 )
 MOST_REPLICAS = 3
-Propose = Callable[[pb.ControlRequest, float], Awaitable[pb.ControlResponse]]
 
 
 class EventsHandler:
     """Answers requests for cluster events, and publishes new events over NATS.
 
-    ``is_inbox``: function that returns whether a reply subject is allowed. ``leads``: function that returns whether this
-    controller leads.
+    ``inboxes``: inboxes of applications.
     """
 
     def __init__(
@@ -73,8 +73,7 @@ class EventsHandler:
         connection: NatsConnection,
         subjects: Subjects,
         outgoing: PublishQueue,
-        is_inbox: Callable[[bytes], bool],
-        leads: Callable[[], bool],
+        inboxes: InboxRule,
     ) -> None:
         self.trail = RecentEvents()
         self.counters: Counter[str] = Counter()
@@ -82,9 +81,8 @@ class EventsHandler:
         self._connection = connection
         self._subjects = subjects
         self._outgoing = outgoing
-        self._is_inbox = is_inbox
+        self._inboxes = inboxes
         self._guard = RequestGuard("events", self.counters, self._reject)
-        self._leads = leads
         self._subscriptions: list[Any] = []
 
     async def open(self) -> None:
@@ -94,14 +92,14 @@ class EventsHandler:
     async def close(self) -> None:
         await unsubscribe(self._subscriptions)
 
-    def publish_new(self) -> None:
-        """Derive the events of newly applied entries. If this controller leads, publish them. Call it after each tick."""
+    def publish_new(self, *, leads: bool) -> None:
+        """Derive the events of newly applied entries. If this controller ``leads``, publish them. Call it after each tick."""
         fresh = self.trail.derive_events(MOST_AT_ONCE)
         if self.trail.dropped:
             self.counters[BEYOND] = self.trail.dropped
         if self.trail.written is not None and (lost := self.trail.lost + self.trail.dropped):
             self.counters[LOST] = lost
-        if not self._leads():
+        if not leads:
             return
         now_ns = time.time_ns()
         for event in fresh:
@@ -109,12 +107,12 @@ class EventsHandler:
                 self._outgoing.put(self._subjects.events(event.kind), json.dumps(event.as_object()).encode())
 
     async def _request_arrived(self, message: Any) -> None:
-        if reply_to(message.reply, (self._is_inbox,), self.counters) is not None:
+        if reply_to(message.reply, (self._inboxes,), self.counters) is not None:
             await self._publish(message.reply, json.dumps(self.answer(message.data)).encode())
 
     async def _publish(self, reply: str | bytes, answer: bytes) -> None:
         with contextlib.suppress(nats.errors.Error, OSError):  # not connected: the asker asks again
-            await publish_answer(self._connection.publish, (self._is_inbox,), self.counters, reply, answer)
+            await publish_answer(self._connection.publish, (self._inboxes,), self.counters, reply, answer)
 
     async def _reject(self, reply: bytes, error: Exception) -> None:
         await self._publish(reply, b'{"error": "the controller failed at this question, its log says why"}')
@@ -165,10 +163,8 @@ class EventWriter:
 
     Args:
         connect: Opens a connection.
-        propose: Sends a request to the metadata group.
-        image: Returns the applied image.
-        leads: Returns whether this controller leads.
-        controllers: Returns the number of controllers.
+        group: Metadata group, which creates the stream.
+        controller: Controller on this node.
     """
 
     def __init__(
@@ -176,18 +172,14 @@ class EventWriter:
         events: EventLog,
         subjects: Subjects,
         connect: Callable[[], Awaitable[NatsConnection]],
-        propose: Propose,
-        image: Callable[[], ClusterImage],
-        leads: Callable[[], bool],
-        controllers: Callable[[], int],
+        group: MetadataGroup,
+        controller: MetadataController,
     ) -> None:
         self._events = events
         self._subjects = subjects
         self._connect = connect
-        self._propose = propose
-        self._image = image
-        self._leads = leads
-        self._controllers = controllers
+        self._group = group
+        self._controller = controller
         self._stream: EventStream | None = None
         """Client of the stream. None: not connected."""
         self._task: asyncio.Task[None] | None = None
@@ -210,12 +202,12 @@ class EventWriter:
         """Pause after a failure, 0 without one."""
         while True:
             await asyncio.sleep(again_s or until_next_s(CHECK_PERIOD_S))
-            if not self._leads():
+            if not self._controller.is_active:
                 self._events.resign()
                 again_s = 0.0
                 continue
             try:
-                while self._leads() and self._events.has_events_to_write and self._image().nodes:
+                while self._controller.is_active and self._events.has_events_to_write and self._group.image.nodes:
                     await self._write()
                 again_s = 0.0
             except (LiftError, nats.errors.Error, OSError, TimeoutError, ValueError, ImportError) as error:
@@ -225,7 +217,7 @@ class EventWriter:
                 again_s = min(max(_AGAIN_S, 2 * again_s), _LONGEST_AGAIN_S)
 
     async def _write(self) -> None:
-        stream = self._image().streams.get(EVENTS_STREAM) or await self._event_stream()
+        stream = self._group.image.streams.get(EVENTS_STREAM) or await self._event_stream()
         if stream.waiting:
             raise UnavailableError(
                 f"The internal stream {EVENTS_STREAM} is not placed, because the cluster has too few nodes. The node retries."
@@ -256,11 +248,11 @@ class EventWriter:
             name=EVENTS_STREAM,
             subject=self._subjects.events_stream(),
             partitions=1,
-            replicationFactor=min(self._controllers(), MOST_REPLICAS),
+            replicationFactor=min(len(self._controller.controllers.voters), MOST_REPLICAS),
             config=codec.CONFIG.to_pb(CONFIG),
         )
-        response = await self._propose(pb.ControlRequest(createStream=wanted, internal=True), _PATIENCE_S)
-        stream = self._image().streams.get(EVENTS_STREAM)
+        response = await self._group.propose(pb.ControlRequest(createStream=wanted, internal=True), _PATIENCE_S)
+        stream = self._group.image.streams.get(EVENTS_STREAM)
         if stream is None:
             raise UnavailableError(f"Cannot create the internal stream {EVENTS_STREAM}: {response.detail}. The node retries.")
         return stream

@@ -43,6 +43,7 @@ from liftpy.core.wire.subjects import Allows, InboxRule, Subjects
 from liftpy.errors import LiftError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.request_guard import RequestGuard
+from sidecar.metadata.controller import MetadataController
 from sidecar.runtime import clock
 from sidecar.runtime.tasks import spawn, start_attended
 from sidecar.transport.connection import BusConnection, Listener, send_answer
@@ -111,36 +112,24 @@ class ControlHandler:
     """Receives the control requests of nodes, operators and clients over NATS, and answers them.
 
     Args:
-        is_inbox: Returns whether a reply subject is allowed.
-        leads: Returns whether this controller leads.
-        decide: Decides a request.
-        alone: Answers a request without a leader, or returns None.
-        is_known: Returns whether a node is registered.
-        answer_heartbeat: Answers a heartbeat at once, or returns None.
+        inboxes: Inboxes of applications.
+        controller: Decides the requests.
     """
 
     def __init__(
         self,
         connection: BusConnection,
         subjects: Subjects,
-        is_inbox: Callable[[bytes], bool],
-        leads: Callable[[], bool],
-        decide: DecideAsController,
-        alone: Callable[[pb.ControlRequest], pb.ControlResponse | None],
-        is_known: Callable[[str], bool],
+        inboxes: InboxRule,
+        controller: MetadataController,
         config: ReplicationConfig,
-        answer_heartbeat: Callable[[pb.ControlRequest], pb.ControlResponse | None] = lambda _: None,
     ) -> None:
         self.counters: Counter[str] = Counter()
-        self._answer_heartbeat = answer_heartbeat
         self._connection = connection
         self._subjects = subjects
         self._node_inboxes = InboxRule((subjects.inboxes(),))
-        self._is_inbox = is_inbox
-        self._leads = leads
-        self._decide = decide
-        self._alone = alone
-        self._is_known = is_known
+        self._inboxes = inboxes
+        self._controller = controller
         self._config = config
         self.limits = RequestLimits()
         self._turns = AdmissionQueue()
@@ -167,7 +156,7 @@ class ControlHandler:
         Nodes send heartbeats all the time, and only the leader answers them. Without a leader, NATS reports no responders,
         and nodes retry.
         """
-        if self._is_open and self._leads():
+        if self._is_open and self._controller.leads:
             self._of_nodes = self._of_nodes or self._listen(self._subjects.control_node("*"), RequestSubject.NODE)
         elif self._of_nodes is not None:
             self._of_nodes.close()
@@ -193,7 +182,7 @@ class ControlHandler:
                 self.counters[rejection.counter] += 1
             reply(rejection.response)
             return
-        if arrival.request.HasField("heartbeat") and (answer := self._answer_heartbeat(arrival.request)) is not None:
+        if arrival.request.HasField("heartbeat") and (answer := self._controller.answer_heartbeat(arrival.request)) is not None:
             reply(answer)
             return
         asker = (
@@ -212,9 +201,9 @@ class ControlHandler:
             sender=sender,
             payload=payload,
             is_reply_allowed=self._is_answered(subject_kind, sender, inbox),
-            is_registered=subject_kind is RequestSubject.NODE and self._is_known(sender),
-            leads=self._leads(),
-            describe_alone=self._alone,
+            is_registered=subject_kind is RequestSubject.NODE and sender in self._controller.image.nodes,
+            leads=self._controller.leads,
+            describe_alone=self._controller.answer_without_leader,
             now_ns=clock.now_ns(),
             max_payload_bytes=self._connection.max_payload,
             inbox_prefixes=self._subjects.inbox_prefixes,
@@ -234,17 +223,17 @@ class ControlHandler:
         """
         if subject_kind is RequestSubject.NODE:
             return reply.startswith(f"{self._subjects.inbox(sender)}.".encode()) and self._node_inboxes.allows(reply)
-        return self._is_inbox(reply)
+        return self._inboxes.allows(reply)
 
     async def _answer(self, asker: str, reply: _Reply, request: pb.ControlRequest) -> None:
         if request.HasField("heartbeat"):
-            reply(await self._decide(request, _TIMEOUT_S))
+            reply(await self._controller.decide(request, _TIMEOUT_S))
             return
         is_logged = may_be_logged(request)
         queue, at_once = (asker, _TURNS) if is_logged else (_DESCRIPTIONS, 1)
         try:
             async with self._turns.turn(queue, _TIMEOUT_S, at_once):
-                reply(await self._decide(request, _TIMEOUT_S))
+                reply(await self._controller.decide(request, _TIMEOUT_S))
                 if not is_logged:
                     await asyncio.sleep(0)  # Raft ticks and heartbeats run before the next description
         except AdmissionTimeoutError:
@@ -267,7 +256,7 @@ class ControlHandler:
     def _reject(self, inbox: bytes, error: Exception) -> None:
         detail = f"the controller failed at this request, its log says why: {type(error).__name__}"
         self._reply(
-            lambda subject: self._is_inbox(subject) or self._node_inboxes(subject),
+            lambda subject: self._inboxes.allows(subject) or self._node_inboxes.allows(subject),
             inbox,
             pb.ControlResponse(error=pb.ControlResponse.INVALID, detail=detail),
         )

@@ -12,12 +12,13 @@ import nats.errors
 from nats.aio.client import Client
 
 from liftpy.core.metadata.codec import encode_snapshot
+from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.feed import FeedProducer, FeedSubscription
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.decode_errors import counter_name
-from liftpy.core.wire.subjects import Subjects, publish_answer, reply_to
+from liftpy.core.wire.subjects import InboxRule, Subjects, publish_answer, reply_to
 from liftpy.errors import IncompatibleVersionError, LiftError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.request_guard import RequestGuard
@@ -34,7 +35,7 @@ _POLL_S = 0.05
 class FeedPublisher:
     """Publishes the applied entries of the metadata log to the feed, and answers requests for missed entries.
 
-    ``producer``: has the newest entries. ``is_inbox``: returns whether a reply subject is allowed.
+    ``producer``: has the newest entries. ``fsm``: state machine that applies them.
     """
 
     def __init__(
@@ -42,18 +43,17 @@ class FeedPublisher:
         connection: Client,
         subjects: Subjects,
         outgoing: PublishQueue,
-        is_inbox: Callable[[bytes], bool],
         producer: FeedProducer,
-        image: Callable[[], ClusterImage],
+        fsm: ClusterFsm,
     ) -> None:
         self.producer = producer
         self.counters: Counter[str] = Counter()
         self._connection = connection
         self._subjects = subjects
         self._outgoing = outgoing
-        self._is_inbox = is_inbox
+        self._inboxes = InboxRule((subjects.inboxes(),))
         self._guard = RequestGuard("feed snapshot", self.counters)
-        self._image = image
+        self._fsm = fsm
         self._subscriptions: list[Any] = []
 
     async def start(self) -> None:
@@ -70,7 +70,7 @@ class FeedPublisher:
         self._outgoing.put(self._subjects.feed(), frames.seal(entry))
 
     async def _request_arrived(self, message: Any) -> None:
-        if reply_to(message.reply, (self._is_inbox,), self.counters) is None:
+        if reply_to(message.reply, (self._inboxes,), self.counters) is None:
             return
         try:
             request = frames.decode(message.data, pb.FeedSnapshotRequest)
@@ -79,14 +79,14 @@ class FeedPublisher:
             return
         response = self.producer.answer(request)
         if response is None:
-            image = self._image()
+            image = self._fsm.image
             data = await asyncio.get_running_loop().run_in_executor(None, lambda: encode_snapshot(image, operations=False))
             self.producer.snapshot_is_ready(image.index, data)
             response = self.producer.answer(request)
         if response is not None:
             with contextlib.suppress(nats.errors.Error, OSError):  # not connected: the asker asks again
                 publish, sealed = self._connection.publish, frames.seal(response)
-                await publish_answer(publish, (self._is_inbox,), self.counters, message.reply, sealed)
+                await publish_answer(publish, (self._inboxes,), self.counters, message.reply, sealed)
 
 
 class FeedSubscriber(MetadataGroup):

@@ -20,7 +20,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import nats.errors
@@ -65,7 +65,6 @@ STORAGE_AGAIN_S = 5.0
 FEED_TIMEOUT_S = 15.0
 """Time within which a node whose member failed must receive the feed, in seconds. Otherwise the node restarts."""
 
-MakeMember = Callable[[ControllerList | None], RaftMember]
 _CONNECT_TIMEOUT_S = 5
 _RECONNECT_WAIT_S = 0.1
 _PING_INTERVAL_S = 1
@@ -74,26 +73,27 @@ _PING_INTERVAL_S = 1
 class GroupRole:
     """Chooses the backend of the metadata group on this node: member or subscriber of the feed.
 
-    ``make_member``: opens the ``raft`` directory with the given controllers. None: those in the settings.
-    ``has_journal``: returns whether that directory has a journal. ``fatal``: called with an error that must stop the node.
+    ``connect``: opens the connection for the event stream. ``fatal``: called with an error that must stop the node.
     """
 
     def __init__(
         self,
         settings: NodeSettings,
-        connection: Client,
+        folder: DataDirectory,
+        connection: BusConnection,
         subjects: Subjects,
-        make_member: MakeMember,
-        make_feed: Callable[[], FeedSubscriber],
-        has_journal: Callable[[], bool],
+        inboxes: InboxRule,
+        instruments: Instruments,
+        connect: Callable[[], Awaitable[Client]],
         fatal: Callable[[Exception], None],
     ) -> None:
         self._settings = settings
+        self._folder = folder
         self._connection = connection
         self._subjects = subjects
-        self._make_member = make_member
-        self._make_feed = make_feed
-        self._has_journal = has_journal
+        self._inboxes = inboxes
+        self._instruments = instruments
+        self._connect = connect
         self._fatal = fatal
         self._failure: Exception | None = None
         """Error of the member that failed last, until the node has replaced the member."""
@@ -118,10 +118,46 @@ class GroupRole:
         self._next_log_s = 0.0
         self._task: asyncio.Task[None] | None = None
 
+    # ---- backends ------------------------------------------------------------------------------------------------------
+    def open_member(self, joins: ControllerList | None) -> RaftMember:
+        """Open the ``raft`` directory with the controllers ``joins``. None: those in the settings."""
+        settings = self._settings
+        opened = MemberDirectory(
+            settings.node_id,
+            settings.controllers,
+            self._folder.raft,
+            settings.bootstrap_majority,
+            joins=joins,
+            instruments=self._instruments,
+        )
+        return RaftMember(
+            opened,
+            self._connection,
+            self._subjects,
+            settings.replication,
+            self.member_failed,
+            self._inboxes,
+            elections=settings.elections,
+            connect=self._connect,
+        )
+
+    def make_feed(self) -> FeedSubscriber:
+        return FeedSubscriber(self._settings.node_id, self._connection, self._subjects)
+
+    def has_journal(self) -> bool:
+        """Return whether the ``raft`` directory has a journal."""
+        return (self._folder.raft / "journal").exists()
+
+    def change_settings(self, settings: NodeSettings) -> None:
+        """Use ``settings`` for later members, and their interval of preferred leaders also for the current backends."""
+        self._settings = settings
+        for backend in self.backends:
+            backend.prefer(settings.replication.preferred_leader_interval_s)
+
     # ---- life ----------------------------------------------------------------------------------------------------------
     async def start(self) -> None:
         if not await self._start_as_member():
-            self._current = feed = self._make_feed()
+            self._current = feed = self.make_feed()
             await feed.start()
         self.current.watch(self._process_image_change)
         self._task = spawn(self._follow_role(), "running the metadata member", endless=True)
@@ -132,9 +168,9 @@ class GroupRole:
         Return whether the node started as a controller.
         """
         named = self._settings.is_controller
-        if not self._has_journal() and not (named and await self._may_begin()):
+        if not self.has_journal() and not (named and await self._may_begin()):
             return False
-        self._current = member = self._make_member(None)
+        self._current = member = self.open_member(None)
         if member.controllers.index == 0 and not named:
             await member.stop()
             if member.has_voted:
@@ -253,7 +289,7 @@ class GroupRole:
         text = named.as_text() if named is not None else "the controllers of the settings"
         logger.info("controller starting node=%s reason=%s", self._settings.node_id, text)
         try:
-            self._next = member = self._make_member(named)
+            self._next = member = self.open_member(named)
             await member.start()  # it ends if this node is removed again, or if the member fails
             if member.is_member and not self._stays:
                 await self._until_as_new(member)
@@ -279,7 +315,7 @@ class GroupRole:
         logger.warning("controller stopped node=%s: following the metadata feed", self._settings.node_id)
         self.decides = False
         self._left_at = member.removed_at
-        self._next = feed = self._make_feed()
+        self._next = feed = self.make_feed()
         await feed.start()
         await self._until_as_new(feed)
         self._use_backend(feed)
@@ -310,7 +346,7 @@ class GroupRole:
         self._was_first_member |= not member.image.controllers.index  # its log may have an uncommitted list
         await member.stop()
         self._failure = None
-        self._next = feed = self._make_feed()
+        self._next = feed = self.make_feed()
         try:
             async with asyncio.timeout(FEED_TIMEOUT_S):
                 await feed.start()
@@ -437,42 +473,19 @@ class MetadataConnection:
         rights = PermissionWatch(settings.namespace, fatal, self._connection.errors)
         watch_denials(self._connection, rights.record_denial)
 
-        def member(joins: ControllerList | None) -> RaftMember:
-            opened = MemberDirectory(
-                settings.node_id,
-                settings.controllers,
-                self._folder.raft,
-                settings.bootstrap_majority,
-                joins=joins,
-                instruments=self._instruments,
-            )
-            return RaftMember(
-                opened,
-                self._connection,
-                self._subjects,
-                self._settings.replication,
-                self._member_failed,
-                self._inboxes.allows,
-                elections=settings.elections,
-                connect=self._connect_for_events,
-            )
-
         self._role = GroupRole(
             settings,
+            self._folder,
             self._connection,
             self._subjects,
-            member,
-            lambda: FeedSubscriber(settings.node_id, self._connection, self._subjects),
-            lambda: (self._folder.raft / "journal").exists(),
+            self._inboxes,
+            self._instruments,
+            self._connect_for_events,
             fatal,
         )
         await self._role.start()
         rights.start_completed()
         return self._role
-
-    def _member_failed(self, error: Exception) -> None:
-        assert self._role is not None
-        self._role.member_failed(error)
 
     def prefer(self, every_s: float) -> None:
         """Set how often a controller moves leaderships back to preferred leaders, also for a later backend.
@@ -481,8 +494,8 @@ class MetadataConnection:
         """
         config = replace(self._settings.replication, preferred_leader_interval_s=every_s)
         self._settings = replace(self._settings, replication=config)
-        for backend in self._backends():
-            backend.prefer(every_s)
+        if self._role is not None:
+            self._role.change_settings(self._settings)
 
     def _backends(self) -> list[RaftMember | FeedSubscriber]:
         return self._role.backends if self._role is not None else []

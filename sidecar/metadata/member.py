@@ -14,7 +14,6 @@ directory is an old copy requests another barrier.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
 import time
@@ -30,14 +29,12 @@ from liftpy.core.metadata.controller.cluster_events import EventLog
 from liftpy.core.metadata.controller.election_triggers import ANSWER_NS, LeaderCheck, ProbeResult
 from liftpy.core.metadata.controller.quorum_member import (
     CatchUp,
-    EntryOutcome,
     MemberEffect,
     ProbeNode,
     ProposedEntry,
     PublishEntry,
     QuorumMember,
     TransferMetadataLeadership,
-    leader_to_ask_first,
 )
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.controller_list import ControllerList
@@ -53,12 +50,13 @@ from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.request_guard import RequestGuard
 from sidecar.metadata.cluster_events import EventsHandler, EventWriter
 from sidecar.metadata.control import ControlHandler, Forwarder
+from sidecar.metadata.controller import MetadataController
 from sidecar.metadata.feed import FeedPublisher
 from sidecar.metadata.group import MetadataGroup
 from sidecar.metadata.member_log import UNLED_S, MemberDirectory, MemberLog
 from sidecar.quorum.codec import seal, unseal
 from sidecar.quorum.driver import GroupDriver
-from sidecar.quorum.library import MAX_APPEND_BYTES, check_library, outcome_of
+from sidecar.quorum.library import check_library
 from sidecar.runtime import clock
 from sidecar.runtime.tasks import TaskSet, spawn
 from sidecar.transport.connection import BusConnection, Listener, PublishQueue
@@ -73,16 +71,13 @@ _JOIN_ATTEMPT_S = 1.0
 _LOG_AFTER_S = 2.0
 _LOG_PERIOD_S = 10.0
 """Interval at which a slow start logs what it waits for, in seconds."""
-TRANSFER_REQUEST_TIMEOUT_S = 0.8
-_MOST_QUESTIONS = 3
-"""Maximum number of questions to a node that sends answers which cannot be decoded."""
 
 
 class RaftMember(MetadataGroup):
     """Metadata group on a controller: a Raft member with its own NATS connection.
 
-    ``connect``: opens the connection for the event stream. ``is_inbox``: returns whether a reply subject is allowed
-    [A5]. ``fatal``: called once when the disk or the state machine fails.
+    ``inboxes``: inboxes of applications [A5]. ``connect``: opens the connection for the event stream. ``fatal``: called
+    once when the disk or the state machine fails.
     """
 
     def __init__(
@@ -92,7 +87,7 @@ class RaftMember(MetadataGroup):
         subjects: Subjects,
         config: ReplicationConfig,
         fatal: Callable[[Exception], None],
-        is_inbox: Callable[[bytes], bool],
+        inboxes: InboxRule,
         *,
         elections: bool = False,
         connect: Callable[[], Awaitable[Client]] | None = None,
@@ -104,40 +99,22 @@ class RaftMember(MetadataGroup):
         self._subjects = subjects
         fsm, producer = ClusterFsm(subjects.namespace, elections=elections), FeedProducer()
         self._outgoing = PublishQueue(connection)
-        self._events = EventsHandler(node_id, connection, subjects, self._outgoing, is_inbox, lambda: self._log.leads)
+        self._events = EventsHandler(node_id, connection, subjects, self._outgoing, inboxes)
         self._log = MemberLog(opened, fsm, producer, self._state_changed, events=self._events.trail)
         self._member = QuorumMember(config, fsm.rules, self._log, producer, lambda: secrets.token_bytes(16))
-        self._event_writer: EventWriter | None = None
-        if connect is not None and config.events_stream:
-            self._event_writer = EventWriter(
-                EventLog(self._events.trail),
-                subjects,
-                connect,
-                self.propose,
-                lambda: self.image,
-                lambda: self._member.is_active,
-                lambda: len(self.controllers.voters),
-            )
-        nodes = InboxRule((subjects.inboxes(),))
-        self._feed = FeedPublisher(connection, subjects, self._outgoing, nodes.allows, producer, lambda: self.image)
+        self._feed = FeedPublisher(connection, subjects, self._outgoing, producer, fsm)
         log = self._log
         self._driver = GroupDriver(log.core, log.transport, log.journal, self._send, self._process_tick, fatal, self._rest_s)
+        self._controller = MetadataController(connection, subjects, log, self._member, self._driver)
+        self._event_writer: EventWriter | None = None
+        if connect is not None and config.events_stream:
+            self._event_writer = EventWriter(EventLog(self._events.trail), subjects, connect, self, self._controller)
         self._has_ticked = asyncio.Event()
         """Set by each tick, for those that wait for an entry to be applied."""
         self._tasks = TaskSet()
         """Tasks that carry out decisions of ``QuorumMember``."""
         self._forwarder = Forwarder(connection, subjects, node_id)
-        self._handler = ControlHandler(
-            connection,
-            subjects,
-            is_inbox,
-            lambda: log.leads,
-            self._decide_as_controller,
-            lambda request: self._with_members(self._member.answer_without_leader(request)),
-            lambda node_id: node_id in self.image.nodes,
-            config,
-            self._answer_heartbeat,
-        )
+        self._handler = ControlHandler(connection, subjects, inboxes, self._controller, config)
         self._listener: Listener | None = None
         self._listens_since = time.monotonic()
         """Time since which the member has no leader, or time of its last question about its membership."""
@@ -171,7 +148,7 @@ class RaftMember(MetadataGroup):
         online = self._connection.is_connected
         for decision in self._member.tick(clock.now_ns(), votes=self._log.probation.over, online=online):
             self._do(decision)
-        self._events.publish_new()
+        self._events.publish_new(leads=self._log.leads)
         self._connection.hold()
         self.ticked()
         self._connection.release()
@@ -213,7 +190,7 @@ class RaftMember(MetadataGroup):
 
     @property
     def controllers(self) -> ControllerList:
-        return self._log.core.controllers
+        return self._controller.controllers
 
     @property
     def removed_at(self) -> int:
@@ -351,21 +328,14 @@ class RaftMember(MetadataGroup):
 
     def send_heartbeat(self, request: pb.ControlRequest, answered: Callable[[pb.ControlResponse], None]) -> None:
         """Send a heartbeat to the metadata leader, which may be this member. ``answered``: called with the answer."""
-        response = self._answer_heartbeat(request)
+        response = self._controller.answer_heartbeat(request)
         if response is None:
             self._forwarder.send_heartbeat(request, answered)
         else:
             answered(response)
 
-    def _answer_heartbeat(self, request: pb.ControlRequest) -> pb.ControlResponse | None:
-        """As the active metadata leader, answer a heartbeat. None: this member is not the active leader."""
-        if self._driver.stopped or not self._member.is_active:
-            return None
-        decided = self._member.request(request, 0, clock.now_ns())
-        return None if isinstance(decided, ProposedEntry) else self._with_members(decided)
-
     async def propose(self, request: pb.ControlRequest, timeout_s: float = 5.0) -> pb.ControlResponse:
-        return await self._forwarder.request_until_decided(request, timeout_s, self._decide_as_controller)
+        return await self._forwarder.request_until_decided(request, timeout_s, self._controller.decide)
 
     async def _apply_barrier(self, timeout_s: float) -> bool:
         """Commit a barrier, and wait until it is applied here. Return whether this happened within ``timeout_s`` seconds."""
@@ -396,7 +366,7 @@ class RaftMember(MetadataGroup):
             case PublishEntry():
                 self._feed.publish_entry(effect.entry)
             case ProposedEntry():
-                self._tasks.start(self._order(effect), "proposing to the metadata group")
+                self._tasks.start(self._controller.propose(effect), "proposing to the metadata group")
             case ProbeNode():
                 self._tasks.start(self._probe(effect.node_id), f"checking whether {effect.node_id} has ended")
             case LeaderCheck():
@@ -413,44 +383,6 @@ class RaftMember(MetadataGroup):
     async def _ask(self, question: LeaderCheck) -> None:
         self._member.question_answered(question, await probe_accused_leader(self._connection, self._subjects, question))
         self._driver.wake()
-
-    async def _decide_as_controller(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse | None:
-        """If this member is the metadata leader, decide ``request`` within ``timeout_s`` seconds and return the answer.
-
-        None: it does not lead.
-        """
-        if self._driver.stopped:
-            return None
-        decided = self._member.request(request, round(timeout_s * NS_PER_S), clock.now_ns())
-        return self._with_members(await self._order(decided) if isinstance(decided, ProposedEntry) else decided)
-
-    async def _order(self, order: ProposedEntry) -> pb.ControlResponse:
-        """Append the request of ``order`` to the log, wait until it is applied on this member, and return the answer."""
-        leader_address = leader_to_ask_first(self._log.image, order.request)
-        if leader_address is not None:
-            await request_leadership_transfer(self._connection, self._subjects, *leader_address)
-        entry = self._member.entry(order, time.time_ns(), MAX_APPEND_BYTES - 1)  # the library puts a byte in front
-        if not isinstance(entry, bytes):
-            return entry
-        outcome, answer = EntryOutcome.UNKNOWN, None
-        try:
-            answer, reason = await asyncio.wait_for(
-                self._driver.propose(entry, change=order.changes_controllers), order.timeout_ns / NS_PER_S
-            )
-            outcome = outcome_of(answer, reason)
-        except TimeoutError:
-            pass
-        return self._member.proposal_ended(order, outcome, answer, clock.now_ns())
-
-    def _with_members(self, response: pb.ControlResponse | None) -> pb.ControlResponse | None:
-        if response is None:
-            return None
-        if response.HasField("cluster"):
-            response.cluster.metadataLeader = self._log.leader_id
-            del response.cluster.controllers[:]
-            response.cluster.controllers.extend(self.status())
-        response.metadataLeader = self._log.leader_id
-        return response
 
 
 # ---- questions to nodes over NATS ------------------------------------------------------------------------------------
@@ -476,23 +408,3 @@ async def probe_accused_leader(connection: Client, subjects: Subjects, question:
     except (nats.errors.Error, TimeoutError, OSError, ProtocolError):
         return None
     return ProbeResult.SERVES if testimony.serves else ProbeResult.DOES_NOT
-
-
-async def request_leadership_transfer(
-    connection: Client, subjects: Subjects, node_id: str, request: replication_pb2.StepAside
-) -> None:
-    """Request that the node ``node_id`` stops accepting publishes of a partition before its leadership is transferred.
-
-    Wait for its answer for at most ``TRANSFER_REQUEST_TIMEOUT_S``. An answer about another leadership is ignored, and the request
-    is repeated.
-    """
-    deadline = time.monotonic() + TRANSFER_REQUEST_TIMEOUT_S
-    try:
-        for _ in range(_MOST_QUESTIONS):
-            left_s = deadline - time.monotonic()
-            answer = await connection.request(subjects.notify(node_id), frames.seal(request), timeout=max(0.0, left_s))
-            with contextlib.suppress(ProtocolError):
-                if frames.decode(answer.data, replication_pb2.StepAside) == request:
-                    return
-    except (nats.errors.Error, TimeoutError, OSError):
-        pass  # the node is suspended or has ended. It answers no publisher now

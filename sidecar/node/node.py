@@ -61,7 +61,7 @@ from sidecar.partition.combined_fetches import FetchCombiner
 from sidecar.partition.deletions import UnknownStreams
 from sidecar.partition.housekeeping import Housekeeping
 from sidecar.partition.metric_sums import NodeCounts, StreamLabels
-from sidecar.partition.node_tools import NodePorts, create_node_tools
+from sidecar.partition.node_tools import NodeTools
 from sidecar.partition.promises import Promises
 from sidecar.partition.proposals import Proposals
 from sidecar.partition.recovery import RecoveredLogs
@@ -385,7 +385,7 @@ class Node(RunningNode):
             stream = streams.get(stream_folder)
             partitions = stream.partitions if stream is not None else ()
             states = [one for one in partitions if str(one.partition) == number]
-            if stream is not None and any(node_id in (*one.isr, *stream.may_lead(one)) for one in states):
+            if stream is not None and any(node_id in (*one.isr, *stream.electable_replicas(one)) for one in states):
                 logger.error(
                     "log directory missing log=%s: records that this node acknowledged are lost here, copying the log again",
                     name,
@@ -487,7 +487,12 @@ class Node(RunningNode):
         counts = NodeCounts(StreamLabels(settings.metrics_streams))
         clocks = ClockWatch(settings.node_id, bus, self.subjects, group, self.counters)
         self._probes = Probes(bus, self.subjects)
-        ports = NodePorts(
+        tools = NodeTools(
+            settings=settings,
+            incarnation=self.incarnation,
+            group=group,
+            deliver=self._deliver,
+            read_budget=self._memory.reads,
             links=links,
             folder=folder,
             clocks=clocks,
@@ -509,7 +514,6 @@ class Node(RunningNode):
             recovered=self._recovered,
             promises=promises,
         )
-        tools = create_node_tools(settings, self.incarnation, group, self._deliver, self._memory.reads, ports)
         self._proposals, self._fetch_combiner = tools.proposals, tools.fetch_combiner
         self.partitions = Partitions(tools, counts, share=self.share)
         notify, combined = self.subjects.notify(settings.node_id), self._workers.answer_combined_fetches(tools.fetch_combiner)

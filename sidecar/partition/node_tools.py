@@ -1,4 +1,4 @@
-"""``NodeTools``: what all partitions of a node share. ``create_node_tools`` creates it, in a node and in an in-memory cluster."""
+"""``NodeTools``: what all partitions of a node share."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
-from dataclasses import dataclass, fields
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 from liftpy.client.closest_replica import this_host
 from liftpy.config import NS_PER_S
 from liftpy.core.base.instruments import Instruments
-from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.partition.reads import ReadBudget
 from liftpy.core.partition.shell import PartitionShell
 from liftpy.core.publish.log_state_part import NodeStateMemory
@@ -44,10 +43,22 @@ from sidecar.transport.ports import Links
 _ACK_IDS_PER_INCARNATION = 1 << 32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodePorts:
-    """Parts of ``NodeTools`` that differ between a node and a node of an in-memory cluster."""
+@dataclass(eq=False, slots=True, kw_only=True)
+class NodeTools:
+    """Objects that all partitions of a node share, in a node and in a node of an in-memory cluster.
 
+    Args:
+        deliver: Passes an event to a partition: stream, number and uid of the partition, and the event.
+        read_budget: Memory budget of waiting readers.
+    """
+
+    settings: NodeSettings
+    incarnation: int
+    """Incarnation of the process."""
+    group: MetadataGroup
+    """Metadata group, as the process sees it."""
+    deliver: InitVar[Callable[[str, int, str, Any], None]]
+    read_budget: InitVar[ReadBudget]
     links: Links
     folder: PartitionFolders
     clocks: WallClock
@@ -71,72 +82,38 @@ class NodePorts:
     recovered: RecoveredLogs
     promises: Promises
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeTools(NodePorts):
-    """Objects that all partitions of a node share. Create it with ``create_node_tools``."""
-
-    settings: NodeSettings
-    incarnation: int
-    ack_ids: Iterator[int]
+    ack_ids: Iterator[int] = field(init=False)
     """Ids of the orders to services. No process of the node has used an id twice."""
-    lease: Lease
-    state_memory: NodeStateMemory
-    copy_limit: CatchupThrottle
-    subjects: Subjects
-    node_inboxes: InboxRule
-    router: AnswerRouter
-    notifications: Notifications
-    fetch_combiner: FetchCombiner
-    proposals: Proposals
-    reads: ReadTools
+    lease: Lease = field(init=False)
+    state_memory: NodeStateMemory = field(init=False)
+    copy_limit: CatchupThrottle = field(init=False)
+    subjects: Subjects = field(init=False)
+    node_inboxes: InboxRule = field(init=False)
+    router: AnswerRouter = field(init=False)
+    notifications: Notifications = field(init=False)
+    fetch_combiner: FetchCombiner = field(init=False)
+    proposals: Proposals = field(init=False)
+    reads: ReadTools = field(init=False)
     """Read tools with the inboxes of applications."""
-    transfers: LeadershipTransfers
-    deletions: Deletions
-    image: Callable[[], ClusterImage]
-    """Returns the cluster as this node knows it now."""
+    transfers: LeadershipTransfers = field(init=False)
+    deletions: Deletions = field(init=False)
 
-
-def create_node_tools(
-    settings: NodeSettings,
-    incarnation: int,
-    group: MetadataGroup,
-    deliver: Callable[[str, int, str, Any], None],
-    read_budget: ReadBudget,
-    ports: NodePorts,
-) -> NodeTools:
-    """Create what all partitions of a node share.
-
-    Args:
-        settings: Settings of the node.
-        incarnation: Incarnation of the process.
-        group: Metadata group, as the process sees it.
-        deliver: Passes an event to a partition: stream, number and uid of the partition, and the event.
-        read_budget: Memory budget of waiting readers.
-        ports: Parts that a node of an in-memory cluster replaces.
-    """
-    times, node_id = settings.replication, settings.node_id
-    links, timers, counters = ports.links, ports.timers, ports.counters
-    bus, subjects = links.replication, Subjects(settings.namespace, settings.inbox_prefixes)
-    inboxes, node_inboxes = InboxRule(settings.inbox_prefixes), InboxRule((subjects.inboxes(),))
-    router, sender = AnswerRouter(bus), FetchSender(node_id, incarnation)
-    host = this_host() if settings.local_file_reads else ""
-    return NodeTools(
-        **{field.name: getattr(ports, field.name) for field in fields(ports)},
-        settings=settings,
-        incarnation=incarnation,
-        ack_ids=itertools.count(incarnation * _ACK_IDS_PER_INCARNATION),
-        lease=Lease(round(times.lease_s * NS_PER_S)),
-        state_memory=NodeStateMemory(times.node_dedup_state_bytes),
-        copy_limit=CatchupThrottle.from_config(times),
-        subjects=subjects,
-        node_inboxes=node_inboxes,
-        router=router,
-        notifications=Notifications(bus, subjects),
-        fetch_combiner=FetchCombiner(router, subjects, sender, node_inboxes, times, timers, deliver, counters),
-        proposals=Proposals(group, node_id, incarnation),
-        reads=ReadTools(links.reads, subjects, inboxes, timers, counters, read_budget, ports.instruments, host),
-        transfers=LeadershipTransfers(links),
-        deletions=Deletions(group, node_id),
-        image=lambda: group.image,
-    )
+    def __post_init__(self, deliver: Callable[[str, int, str, Any], None], read_budget: ReadBudget) -> None:
+        settings, incarnation, group = self.settings, self.incarnation, self.group
+        times, node_id = settings.replication, settings.node_id
+        links, timers, counters = self.links, self.timers, self.counters
+        self.subjects = subjects = Subjects(settings.namespace, settings.inbox_prefixes)
+        self.node_inboxes = node_inboxes = InboxRule((subjects.inboxes(),))
+        self.ack_ids = itertools.count(incarnation * _ACK_IDS_PER_INCARNATION)
+        self.lease = Lease(round(times.lease_s * NS_PER_S))
+        self.state_memory = NodeStateMemory(times.node_dedup_state_bytes)
+        self.copy_limit = CatchupThrottle.from_config(times)
+        self.router = AnswerRouter(links.replication)
+        self.notifications = Notifications(links.replication, subjects)
+        sender = FetchSender(node_id, incarnation)
+        self.fetch_combiner = FetchCombiner(self.router, subjects, sender, node_inboxes, times, timers, deliver, counters)
+        self.proposals = Proposals(group, node_id, incarnation)
+        inboxes, host = InboxRule(settings.inbox_prefixes), this_host() if settings.local_file_reads else ""
+        self.reads = ReadTools(links.reads, subjects, inboxes, timers, counters, read_budget, self.instruments, host)
+        self.transfers = LeadershipTransfers(links)
+        self.deletions = Deletions(group, node_id)

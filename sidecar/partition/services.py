@@ -263,7 +263,7 @@ class PartitionServices:
 
         Below feature level ``EFFECT_NUMBERS``, services of earlier versions may start. They count effects.
         """
-        level = self._node.image().feature_level
+        level = self._node.group.image.feature_level
         if NO_LEVEL < level < EFFECT_NUMBERS:
             return pb.EFFECT_NUMBERS_BY_COUNT
         lowest = self._effect_numbers.lowest(service, self._replica.state.replicas, clock.now_ns())

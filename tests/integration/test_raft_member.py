@@ -11,7 +11,7 @@ import pytest
 from liftpy.config import ReplicationConfig
 from liftpy.core.metadata.features import SUPPORTED_LEVELS
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.subjects import InboxRule, Subjects
 from sidecar.dev.nats_server import NatsServer
 from sidecar.metadata.member import RaftMember
 from sidecar.metadata.member_log import MemberDirectory
@@ -51,7 +51,7 @@ class Controllers:
             Subjects("t"),
             ReplicationConfig(),
             self.failures.append,
-            lambda reply: reply.startswith(b"_INBOX."),
+            InboxRule(("_INBOX.",)),
         )
         self.running[name] = member, connection
         async with asyncio.timeout(DEADLINE_S):

@@ -158,7 +158,7 @@ class ControlModel:
     ) -> None:
         """What a single decision may not do."""
         old, new = self._partition_of(before), self._partition_of(after)
-        may_lead = old.may_lead(before.streams["s"].config.commit_policy)
+        electable_replicas = old.electable_replicas(before.streams["s"].config.commit_policy)
         check(set(new.isr) <= set(new.replicas) and bool(new.isr), "C3", new)
         check(not new.leader or new.leader in new.isr, "C3", new)
         check(new == old or new.epoch > old.epoch, "C2", old, new)
@@ -169,7 +169,13 @@ class ControlModel:
         if new.candidate and new.leader_epoch > old.leader_epoch:
             check(after.is_live(new.candidate), "C5", new.candidate, "is fenced and shall lead")
             registers = request.HasField("registerNode")
-            check(registers or new.candidate in may_lead, "C5", new.candidate, "shall lead, who may is", may_lead)
+            check(
+                registers or new.candidate in electable_replicas,
+                "C5",
+                new.candidate,
+                "shall lead, who may is",
+                electable_replicas,
+            )
         same_leadership = new.leader and (new.leader, new.leader_epoch) == (old.leader, old.leader_epoch)
         if same_leadership:
             processes = before.nodes[new.leader].incarnation, after.nodes[new.leader].incarnation
@@ -412,7 +418,7 @@ class ControlModel:
         old, new = self._partition_of(self._images[state.image]), self._partition_of(image)
         if (old.leader, old.leader_epoch) != (new.leader, new.leader_epoch):
             reached = reached._replace(witnesses=frozenset())
-        for name in new.may_lead(image.streams["s"].config.commit_policy):
+        for name in new.electable_replicas(image.streams["s"].config.commit_policy):
             node = reached.nodes[NODES.index(name)]
             told = node.incarnation == image.nodes[name].incarnation
             if node.data < reached.committed and (told or not node.lost):

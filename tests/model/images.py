@@ -124,10 +124,10 @@ class Images:
         live = tuple((name, image.nodes[name].incarnation) for name in NODES if not image.nodes[name].fenced)
         return image.partition_metadata(stream, stream.partitions[0]), live
 
-    def may_lead(self, number: int) -> tuple[str, ...]:
+    def electable_replicas(self, number: int) -> tuple[str, ...]:
         """Who may be elected without a command."""
         stream = self[number].streams[KEY.stream]
-        return stream.partitions[0].may_lead(stream.config.commit_policy)
+        return stream.partitions[0].electable_replicas(stream.config.commit_policy)
 
     def renamed(self, number: int, permutation: int) -> int:
         """The same image with other node ids; the replicas stay in the order of the names."""

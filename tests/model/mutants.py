@@ -60,12 +60,12 @@ def snapshot_forgets_the_complete() -> Patches:
 
 
 def learners_may_lead() -> Patches:
-    real = PartitionState.may_lead
+    real = PartitionState.electable_replicas
 
     def also_the_learner(partition: PartitionState, policy: Any) -> tuple[str, ...]:
         return (*real(partition, policy), *((partition.joining,) if partition.joining else ()))
 
-    return [method(PartitionState, "may_lead", also_the_learner)]
+    return [method(PartitionState, "electable_replicas", also_the_learner)]
 
 
 # ---- lease -------------------------------------------------------------------------------------------------------------

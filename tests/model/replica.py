@@ -449,7 +449,7 @@ class ReplicaModel:
 
     def _broken(self, cells: list[Cell], committed: tuple[Record, ...], image: int) -> str:
         truth = self.images.partition(image)
-        for name in self.images.may_lead(image):
+        for name in self.images.electable_replicas(image):
             cell = cells[NODES.index(name)]
             if cell.log[: cell.durable][: len(committed)] != committed:
                 what = "D2 does not hold: the leader" if name == truth.leader else "D3 does not hold:"

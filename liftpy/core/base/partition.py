@@ -236,11 +236,8 @@ class PartitionState:
         """Return the effective min ISR, at least 1. During a move it is computed from the smaller number of replicas."""
         return config.effective_min_isr(min(len(self.replicas), len(self.target) or len(self.replicas)))
 
-    def may_lead(self, policy: CommitPolicy) -> tuple[str, ...]:
-        """Return the nodes that can become leader without an operator's command, in replica order. Some of them may be down.
-
-        They have all committed records.
-        """
+    def electable_replicas(self, policy: CommitPolicy) -> tuple[str, ...]:
+        """Return the replicas that can become leader without an operator's command, in replica order. They may be down."""
         counted = self.replicas if policy is CommitPolicy.QUORUM else (*self.isr, *self.complete)
         return tuple(node for node in self.replicas if node in counted and node not in self.incomplete)
 
@@ -265,13 +262,11 @@ class PartitionMetadata:
     isr: frozenset[str] = field(init=False)
     min_isr: int = field(init=False)
     """Effective min ISR: at least 1, and at most the number of replicas."""
-    may_lead: frozenset[str] = field(init=False)
-    """Nodes that can be elected without an operator's command: the ISR and the complete replicas. They may be down."""
+    electable_replicas: frozenset[str] = field(init=False)
+    """Replicas that can become leader without an operator's command. They may be down.
 
-    @property
-    def eligible_leaders(self) -> frozenset[str]:
-        """Nodes that may lead next: ``may_lead``, and the ISR members that count as incomplete. They may be down."""
-        return self.isr | self.may_lead
+    While the partition has a leader, they include the ISR (docs/code-terms.md).
+    """
 
     @property
     def has_standby(self) -> bool:
@@ -281,4 +276,4 @@ class PartitionMetadata:
     def __post_init__(self) -> None:
         object.__setattr__(self, "isr", _set_of(self.state.isr))
         object.__setattr__(self, "min_isr", self.state.min_isr(self.config))
-        object.__setattr__(self, "may_lead", _set_of(self.state.may_lead(self.config.commit_policy)))
+        object.__setattr__(self, "electable_replicas", _set_of(self.state.electable_replicas(self.config.commit_policy)))

@@ -249,12 +249,9 @@ class StreamImage:
         """True if a majority of the replica set commits records. False: the ISR does."""
         return self.config.commit_policy is CommitPolicy.QUORUM
 
-    def may_lead(self, partition: PartitionState) -> tuple[str, ...]:
-        """Return the nodes that may become leader without a command, live or not, in replica order.
-
-        They have all committed records.
-        """
-        return partition.may_lead(self.config.commit_policy)
+    def electable_replicas(self, partition: PartitionState) -> tuple[str, ...]:
+        """Return the replicas that can become leader without an operator's command, in replica order. They may be down."""
+        return partition.electable_replicas(self.config.commit_policy)
 
     def config_under(self, quota: DefaultQuota) -> StreamConfig:
         """Return the settings of the stream, completed by the cluster's default quota ``quota``.

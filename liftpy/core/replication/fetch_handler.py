@@ -134,9 +134,9 @@ class FetchHandler:
 
     @property
     def has_all_successors(self) -> bool:
-        """True if the current process of every node that may lead next has fetched in this LeaderEpoch."""
-        eligible_leaders = self._shared.metadata.eligible_leaders
-        return all(progress.position is not None for replica, progress in self.followers.items() if replica in eligible_leaders)
+        """True if the current process of every electable replica has fetched in this LeaderEpoch."""
+        electable = self._shared.metadata.electable_replicas
+        return all(progress.position is not None for replica, progress in self.followers.items() if replica in electable)
 
     def may_send_acks(self, now_ns: int) -> bool:
         """Return whether no earlier leader can send acks at ``now_ns``, so that this leader may send them."""

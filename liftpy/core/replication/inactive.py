@@ -29,10 +29,10 @@ class InactiveRole(ReplicaRole):
 
     def enter(self, now_ns: int, out: Effects) -> None:
         super().enter(now_ns, out)
-        state = self.shared.state
+        state, metadata = self.shared.state, self.shared.metadata
         if (
             state.status is PartitionStatus.ELECTION
-            and self.shared.node_id in self.shared.metadata.eligible_leaders
+            and self.shared.node_id in metadata.isr | metadata.electable_replicas
             and self.shared.node_id != state.leader
         ):
             out.append(report_leader(self.shared))

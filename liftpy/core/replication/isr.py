@@ -136,10 +136,10 @@ def has_lost(progress: FollowerProgress, high_watermark: int) -> bool:
 
 
 def lossy_replicas(
-    followers: Mapping[str, FollowerProgress], eligible_leaders: Collection[str], high_watermark: int
+    followers: Mapping[str, FollowerProgress], electable_replicas: Collection[str], high_watermark: int
 ) -> frozenset[str]:
-    """Return the ``eligible_leaders`` that lack committed records. ``followers``: node id -> its progress."""
-    return frozenset(r for r, progress in followers.items() if r in eligible_leaders and has_lost(progress, high_watermark))
+    """Return the ``electable_replicas`` that lack committed records. ``followers``: node id -> its progress."""
+    return frozenset(r for r, progress in followers.items() if r in electable_replicas and has_lost(progress, high_watermark))
 
 
 def may_join(progress: FollowerProgress, live_incarnation: int, high_watermark: int, epoch_start_offset: int) -> bool:
@@ -263,7 +263,7 @@ def quorum_high_watermark(
     min_isr: int,
     epoch_start_offset: int,
     high_watermark: int,
-    may_lead: Collection[str] = (),
+    maximal_electable: Collection[str] = (),
 ) -> int:
     """Return the new HW (inclusive) for the commit policy ``quorum``: the largest offset that a majority has flushed.
 
@@ -278,13 +278,13 @@ def quorum_high_watermark(
         min_isr: Minimum size of the ISR. With fewer members the HW stays.
         epoch_start_offset: Log end of the leader when its LeaderEpoch began. A majority commits only records from there on.
         high_watermark: Current HW, inclusive.
-        may_lead: Nodes that may be elected next, also by a change in flight. Offsets that all of them have flushed are
-            committed too. Empty: not known.
+        maximal_electable: Electable replicas, and the nodes that a change in flight makes electable. Offsets that all of them have
+            flushed are committed too. Empty: not known.
     """
     if isr_count < min_isr:
         return high_watermark
-    if len(may_lead) >= max(min_isr, 1):
-        high_watermark = isr_high_watermark(positions, may_lead, isr_count, min_isr, high_watermark)
+    if len(maximal_electable) >= max(min_isr, 1):
+        high_watermark = isr_high_watermark(positions, maximal_electable, isr_count, min_isr, high_watermark)
     needed = max(len(replicas) // 2 + 1, min_isr)
     known = sorted((p for p in map(positions.get, replicas) if p is not None), reverse=True)
     if len(known) < needed:
@@ -312,9 +312,9 @@ def new_high_watermark(
     maximal_isr, isr_count, min_isr = change.maximal(metadata.isr), len(metadata.isr), metadata.min_isr
     if metadata.config.commit_policy is not CommitPolicy.QUORUM:
         return isr_high_watermark(positions, maximal_isr, isr_count, min_isr, high_watermark)
-    eligible_leaders = metadata.may_lead | maximal_isr if metadata.may_lead else ()
+    maximal_electable = metadata.electable_replicas | maximal_isr if metadata.electable_replicas else ()
     return min(
-        quorum_high_watermark(positions, replicas, isr_count, min_isr, epoch_start_offset, high_watermark, eligible_leaders)
+        quorum_high_watermark(positions, replicas, isr_count, min_isr, epoch_start_offset, high_watermark, maximal_electable)
         for replicas in change.replica_sets(metadata.state.replicas)
     )
 

@@ -534,8 +534,8 @@ class LeaderRole(ReplicaRole):
         joining = metadata.state.joining
         if joining and joining not in metadata.state.target:  # the number of replicas was lowered during the copy
             wanted -= {joining}
-        eligible_leaders = frozenset() if self._commits_by_quorum else metadata.eligible_leaders
-        lost = isr.lossy_replicas(followers, eligible_leaders, self.log.high_watermark)
+        electable = frozenset() if self._commits_by_quorum else metadata.electable_replicas
+        lost = isr.lossy_replicas(followers, electable, self.log.high_watermark)
         evicted = self._removable_replica(wanted, now_ns)
         if evicted == self.shared.node_id:
             self._transfer_to_target(now_ns, out)

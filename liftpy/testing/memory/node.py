@@ -37,7 +37,7 @@ from sidecar.metadata.group import MetadataGroup
 from sidecar.metadata.identity import PreviousProcess
 from sidecar.partition.housekeeping import Housekeeping
 from sidecar.partition.metric_sums import NodeCounts, StreamLabels
-from sidecar.partition.node_tools import NodePorts, NodeTools, create_node_tools
+from sidecar.partition.node_tools import NodeTools
 from sidecar.partition.promises import Promises
 from sidecar.partition.recovery import RecoveredLogs
 from sidecar.partition.replica_manager import NotifyHandler, Partitions
@@ -166,7 +166,12 @@ class NodeProcess(RunningNode):
             replication=config,
         )  # fmt: skip
         pool = _InlinePool()
-        ports = NodePorts(
+        return NodeTools(
+            settings=settings,
+            incarnation=self.incarnation,
+            group=self.member,
+            deliver=self._deliver,
+            read_budget=ReadBudget(),
             links=self.connection,
             folder=_Folders(node),
             clocks=_HostClock(node),
@@ -188,7 +193,6 @@ class NodeProcess(RunningNode):
             recovered=RecoveredLogs(),
             promises=Promises(PromiseJournal(node.promises), pool, self.counters, self.fatal),
         )
-        return create_node_tools(settings, self.incarnation, self.member, self._deliver, ReadBudget(), ports)
 
     def _deliver(self, stream: str, partition: int, uid: str, event: Any) -> None:
         self.partitions.deliver(stream, partition, uid, event)

@@ -32,7 +32,7 @@ class _Watched:
     acked_ns: int
     """When a publish was seen to be acknowledged ALL last."""
     acked: int = 0
-    eligible_leaders: frozenset[str] = frozenset()
+    electable_replicas: frozenset[str] = frozenset()
     """Replicas that could lead when the world last changed. A bad decision since then is no excuse."""
 
 
@@ -61,7 +61,7 @@ class Availability:
         for key, watched in self._watched.items():
             acked = cluster.checkers.ghost(key).acks_all
             if changed:
-                watched.eligible_leaders = self._may_lead(key)
+                watched.electable_replicas = self._electable_replicas(key)
             if acked != watched.acked:
                 watched.acked, watched.acked_ns = acked, now_ns
             quiet_s = (now_ns - max(self._changed_ns, watched.acked_ns, self._asked_ns(key))) / S
@@ -114,9 +114,9 @@ class Availability:
         cut = cut or any(node == node_id for node, *_ in (*network.links_down, *network.half_open))
         return not cut and not node.lost_data and not any(r.failed for r in node.process.replicas.values())
 
-    def _may_lead(self, key: PartitionKey) -> frozenset[str]:
+    def _electable_replicas(self, key: PartitionKey) -> frozenset[str]:
         stream = self._cluster.group.image.streams[key.stream]
-        return frozenset(stream.may_lead(stream.partitions[key.partition]))
+        return frozenset(stream.electable_replicas(stream.partitions[key.partition]))
 
     def _majority(self, key: PartitionKey) -> tuple[str, ...]:
         """Return a smallest set of replicas that could commit, () if there is none."""
@@ -125,7 +125,7 @@ class Availability:
             return ()
         stream = cluster.group.image.streams[key.stream]
         partition = stream.partitions[key.partition]
-        able = {node_id for node_id in self._watched[key].eligible_leaders if cluster.checkers.holds_committed(key, node_id)}
+        able = {node_id for node_id in self._watched[key].electable_replicas if cluster.checkers.holds_committed(key, node_id)}
         majority = len(partition.replicas) // 2 + 1
         needed = majority if stream.commits_by_quorum else 1
         healthy = [node_id for node_id in partition.replicas if self._is_healthy(node_id)]

@@ -72,7 +72,7 @@ def others_hold_enough(
 ) -> bool:
     """Return whether the partition can continue without ``left_out``. ``whole``: nodes whose disk has everything."""
     by_quorum = stream.config.commit_policy is CommitPolicy.QUORUM
-    able = stream.may_lead(partition) if by_quorum else partition.isr
+    able = stream.electable_replicas(partition) if by_quorum else partition.isr
     needed = (len(partition.replicas) + 1) // 2 if by_quorum else 1
     return len({*able} & {*whole} - {*left_out}) >= needed
 
@@ -592,7 +592,7 @@ class Checkers:
             check(not lacking, name, lacking, "may lead of", truth, "and lack something, HW is", ghost.high_watermark)
 
     def _counted(self, key: PartitionKey, truth: PartitionState) -> list[str]:
-        able = self.cluster.group.image.streams[key.stream].may_lead(truth)
+        able = self.cluster.group.image.streams[key.stream].electable_replicas(truth)
         nodes = [self.cluster.acting(node_id) for node_id in able]
         for node in nodes:
             process = node.process

@@ -347,7 +347,7 @@ class Cluster:
         """Return whether no node may lead without a command, because of lost data [C10]."""
         stream = self.group.image.streams[key.stream]
         partition = stream.partitions[key.partition]
-        able = stream.may_lead(partition)
+        able = stream.electable_replicas(partition)
         enough = (
             2 * len(able) > len(partition.replicas) or partition.last_leader in able if self.commit_by_quorum else bool(able)
         )

@@ -30,6 +30,8 @@ def test_simulated_fault_is_allowed_only_if_enough_complete_replicas_remain(
     policy: CommitPolicy, replicas: str, isr: str, left_out: str, whole: str, enough: bool
 ) -> None:
     by_quorum = policy is CommitPolicy.QUORUM
-    stream: Any = SimpleNamespace(config=StreamConfig(commit_policy=policy), may_lead=lambda _: replicas if by_quorum else isr)
+    stream: Any = SimpleNamespace(
+        config=StreamConfig(commit_policy=policy), electable_replicas=lambda _: replicas if by_quorum else isr
+    )
     partition: Any = SimpleNamespace(replicas=replicas, isr=isr)
     assert others_hold_enough(stream, partition, left_out, whole) is enough

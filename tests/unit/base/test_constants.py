@@ -75,7 +75,7 @@ LESS: list[tuple[str, str, str]] = [
     ("liftpy.client.retrying:FIRST_WAIT_S", "liftpy.client.retrying:LONGEST_WAIT_S", "waits grow"),
     (
         "sidecar.partition.leadership:_TRANSFER_WAIT_S",
-        "sidecar.metadata.member:TRANSFER_REQUEST_TIMEOUT_S",
+        "sidecar.metadata.controller:TRANSFER_REQUEST_TIMEOUT_S",
         "who steps aside says so in time",
     ),
     ("sidecar.runtime.timers:GRID_NS", "sidecar.runtime.timers:FAR_GRID_NS", "what is far off may be later"),

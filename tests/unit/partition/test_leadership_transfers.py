@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from liftpy.config import ReplicationConfig
-from sidecar.metadata.member import TRANSFER_REQUEST_TIMEOUT_S
+from sidecar.metadata.controller import TRANSFER_REQUEST_TIMEOUT_S
 from sidecar.partition import leadership
 from tests.only_in import only_in
 from tests.unit.partition.shell_parts import KEY

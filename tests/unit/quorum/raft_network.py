@@ -14,7 +14,7 @@ import pysyncobj.syncobj
 import pytest
 
 from liftpy.config import ReplicationConfig
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.subjects import InboxRule, Subjects
 from sidecar.metadata.member import RaftMember
 from sidecar.metadata.member_log import MemberDirectory
 from sidecar.quorum.driver import tick_once
@@ -230,4 +230,4 @@ def bare_member(folder: Path) -> RaftMember:
     """A controller on ``folder``, opened but not started: it has no connection."""
     nothing: Any = None
     opened = MemberDirectory("a", ("a", "b", "c"), folder)
-    return RaftMember(opened, nothing, Subjects("space"), ReplicationConfig(), print, lambda _: True)
+    return RaftMember(opened, nothing, Subjects("space"), ReplicationConfig(), print, InboxRule(("_INBOX.",)))

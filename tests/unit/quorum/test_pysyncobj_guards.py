@@ -13,7 +13,7 @@ import pytest
 from liftpy.core.metadata.controller.quorum_member import EntryOutcome, ProposedEntry
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import CorruptionError, ProtocolError
-from sidecar.metadata import member as proposal_executor
+from sidecar.metadata import controller as proposal_executor
 from sidecar.quorum import transport as transport_module
 from sidecar.quorum.driver import GroupDriver
 from sidecar.quorum.journal import GroupJournal
@@ -294,7 +294,7 @@ async def test_raft_entry_above_the_batch_size_is_rejected(tmp_path: Path, monke
     monkeypatch.setattr(proposal_executor, "MAX_APPEND_BYTES", 4096)
     member = bare_member(tmp_path)
     request = pb.ControlRequest(createStream=pb.CreateStream(name="x" * 4096))
-    response = await member._order(ProposedEntry(request))
+    response = await member._controller.propose(ProposedEntry(request))
     assert response.error == pb.ControlResponse.INVALID
     assert "too large" in response.detail
     member._log.journal.close()

@@ -432,9 +432,9 @@ def test_leader_sends_the_high_watermark_with_the_next_records_or_shortly_after(
         ({"a": 9, "b": 5, "c": 5}, {}, 3),  # nothing of this epoch is held by a majority
         ({"a": 9, "b": 6, "c": 2}, {}, 6),
         ({"a": 9, "b": 6, "c": 2}, {"isr_count": 1}, 3),
-        ({"a": 5, "b": 5, "c": 5}, {"may_lead": ("a", "b", "c")}, 5),  # everyone who may be elected has all of it
-        ({"a": 5, "b": 5, "c": 4}, {"may_lead": ("a", "b", "c")}, 4),
-        ({"a": 5, "b": 5, "c": 4}, {"may_lead": ("a", "b")}, 5),
+        ({"a": 5, "b": 5, "c": 5}, {"maximal_electable": ("a", "b", "c")}, 5),  # everyone who may be elected has all of it
+        ({"a": 5, "b": 5, "c": 4}, {"maximal_electable": ("a", "b", "c")}, 4),
+        ({"a": 5, "b": 5, "c": 4}, {"maximal_electable": ("a", "b")}, 5),
     ],
 )
 def test_quorum_high_watermark_is_the_highest_offset_on_a_majority_of_known_positions(

@@ -124,9 +124,8 @@ async def test_control_endpoint_answers_a_request_whose_decision_raises_with_an_
     bus = Bus()
     connection: Any = bus
     handler = ControlHandler(
-        connection, Subjects("ns"), InboxRule(("_INBOX.",)), lambda: True, decide, lambda _: None, lambda _: True,
-        ReplicationConfig(),
-    )  # fmt: skip
+        connection, Subjects("ns"), InboxRule(("_INBOX.",)), SimpleNamespace(leads=True, decide=decide), ReplicationConfig()
+    )
     await handler.open()
     request = frames.seal(pb.ControlRequest(describeCluster=pb.DescribeCluster()))
     bus.listening["ns.info"](b"ns.info", b"_INBOX.a", request, b"")

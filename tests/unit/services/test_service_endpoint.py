@@ -28,7 +28,7 @@ class World:
     """A bus, a replica and timers, as far as services need them."""
 
     def __init__(self) -> None:
-        self.level = EFFECT_NUMBERS
+        self.image = SimpleNamespace(feature_level=EFFECT_NUMBERS)
         self.sent: list[tuple[str, bytes]] = []
         self.fed: list[events.Event] = []
         self.counters: Counter[str] = Counter()
@@ -55,7 +55,7 @@ class World:
         node: Any = SimpleNamespace(
             settings=SimpleNamespace(node_id="n1", replication=ReplicationConfig()), links=SimpleNamespace(replication=bus),
             ack_ids=itertools.count(3 << 32), timers=timers, proposals=proposals, subjects=Subjects(),
-            reads=SimpleNamespace(inboxes=InboxRule(("_INBOX.",))), image=lambda: SimpleNamespace(feature_level=self.level),
+            reads=SimpleNamespace(inboxes=InboxRule(("_INBOX.",))), group=SimpleNamespace(image=self.image),
         )  # fmt: skip
         self.services = PartitionServices(partition, node)
         find = {("s", 0): self.services}
@@ -305,7 +305,7 @@ def test_service_endpoint_instruction_numbers_effects_by_record_when_level_and_a
         world.say(hello(effectNumbers=pb.EFFECT_NUMBERS_BY_RECORD))
         return world.last(pb.JoinLog).effectNumbers
 
-    world.level = level
+    world.image.feature_level = level
     world.say(hello(effectNumbers=pb.EFFECT_NUMBERS_BY_RECORD))
     world.services.record_states(report("n2", pb.EFFECT_NUMBERS_BY_RECORD))
     world.services.record_states(report("n3", pb.EFFECT_NUMBERS_UNCHANGED))

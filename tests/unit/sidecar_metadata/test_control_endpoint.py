@@ -15,7 +15,7 @@ from liftpy.core.base.rate_limits import TokenBucket
 from liftpy.core.metadata.controller import admission
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.subjects import InboxRule, Subjects
 from sidecar.metadata import control
 from sidecar.metadata.control import ControlHandler
 
@@ -32,6 +32,7 @@ class Controller:
 
     def __init__(self) -> None:
         self.leads = True
+        self.image = SimpleNamespace(nodes={"n1"})
         self.may_decide = asyncio.Event()
         self.may_decide.set()
         self.says_alone: pb.ControlResponse | None = None
@@ -44,11 +45,8 @@ class Controller:
         self.handler = ControlHandler(
             self,  # type: ignore[arg-type]
             Subjects("space", ("_INBOX.", "acme.box.")),
-            lambda reply: reply.startswith(b"_INBOX."),
-            lambda: self.leads,
-            self.decide,
-            lambda request: self.says_alone,
-            lambda node_id: node_id == "n1",
+            InboxRule(("_INBOX.",)),
+            self,  # type: ignore[arg-type]
             ReplicationConfig(groups_partitions=5, groups_replicas=2),
         )
 
@@ -67,6 +65,12 @@ class Controller:
     def send(self, subject: str, pieces: Sequence[bytes]) -> bool:
         self.replies.append((subject, frames.decode(b"".join(pieces), pb.ControlResponse)))
         return True
+
+    def answer_heartbeat(self, request: pb.ControlRequest) -> None:
+        """Leave heartbeats to ``decide``."""
+
+    def answer_without_leader(self, request: pb.ControlRequest) -> pb.ControlResponse | None:
+        return self.says_alone
 
     async def decide(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse:
         self.begun.append(request)

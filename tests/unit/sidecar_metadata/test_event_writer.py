@@ -7,14 +7,14 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from liftpy.core.metadata.controller.cluster_events import ClusterEvent, EventLog
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.decode_errors import REPLY
-from liftpy.core.wire.subjects import EVENTS_STREAM, Subjects
+from liftpy.core.wire.subjects import EVENTS_STREAM, InboxRule, Subjects
 from liftpy.errors import UnavailableError
 from sidecar.metadata import cluster_events as module
 from sidecar.metadata import event_stream
@@ -45,8 +45,13 @@ class World:
         monkeypatch.setattr(
             event_stream, "Publisher", lambda transport, stream, partition, at, options: FakePublisher(self, at.uid)
         )
-        image: Any = lambda: self.image  # noqa: E731
-        self.writer = EventWriter(self.log, Subjects(), self.connect, self.propose, image, lambda: self.leads, lambda: 5)
+        self.controllers = SimpleNamespace(voters=("n1", "n2", "n3", "n4", "n5"))
+        group: Any = self
+        self.writer = EventWriter(self.log, Subjects(), self.connect, group, group)
+
+    @property
+    def is_active(self) -> bool:
+        return self.leads
 
     def there(self, uid: str) -> None:
         self.image.streams[EVENTS_STREAM] = SimpleNamespace(uid=uid, subject="x", waiting="")
@@ -260,14 +265,8 @@ class Bus:
         self.listening: dict[str, Any] = {}
         self.leads = True
         outgoing = SimpleNamespace(put=lambda subject, payload: self.sent.append((subject, json.loads(payload))))
-        self.handler = EventsHandler(
-            "n1",
-            self,
-            Subjects("ns"),
-            outgoing,
-            lambda reply: reply.startswith(b"_INBOX."),
-            lambda: self.leads,  # type: ignore[arg-type]
-        )
+        connection: Any = self
+        self.handler = EventsHandler("n1", connection, Subjects("ns"), cast(Any, outgoing), InboxRule(("_INBOX.",)))
 
     async def subscribe(self, subject: str, cb: Any) -> Any:
         self.listening[subject] = cb
@@ -299,7 +298,7 @@ async def test_cluster_events_endpoint_returns_pages_of_events_after_a_position(
     await bus.handler.open()
     bus.handler.trail.note_entry(4, some(4, MOST_ANSWERED + 1, 10))
     for _ in range(2):
-        bus.handler.publish_new()
+        bus.handler.publish_new(leads=bus.leads)
     said = await bus.ask(b"")
     assert (len(said["events"]), said["more"], said["index"], said["begins"]) == (MOST_ANSWERED, True, 4, 0)
     said = await bus.ask(b'{"after": [4, 498]}')
@@ -336,15 +335,15 @@ def test_cluster_events_endpoint_of_the_metadata_leader_publishes_only_recent_ev
     bus = Bus()
     bus.leads = False
     bus.handler.trail.note_entry(1, some(1, 1))
-    bus.handler.publish_new()
+    bus.handler.publish_new(leads=bus.leads)
     assert not bus.sent
     bus.leads = True
-    bus.handler.publish_new()
+    bus.handler.publish_new(leads=bus.leads)
     assert not bus.sent, "it was another's to tell"
     bus.handler.trail.note_entry(2, some(2, 1, time.time_ns() - 10**12))
     bus.handler.trail.note_entry(3, some(3, MOST_AT_ONCE + 1))
     for _ in range(3):
-        bus.handler.publish_new()
+        bus.handler.publish_new(leads=bus.leads)
     assert len(bus.sent) == MOST_AT_ONCE + 1
     assert {subject for subject, _ in bus.sent} == {"ns.events.election"}
     assert (bus.sent[0][1]["index"], bus.sent[-1][1]["number"]) == (3, MOST_AT_ONCE)
@@ -352,9 +351,9 @@ def test_cluster_events_endpoint_of_the_metadata_leader_publishes_only_recent_ev
 
 def test_cluster_events_endpoint_counts_events_dropped_by_its_full_buffer() -> None:
     bus = Bus()
-    bus.handler.publish_new()
+    bus.handler.publish_new(leads=bus.leads)
     assert not bus.handler.counters
     for index in range(5000):
         bus.handler.trail.note_entry(index, some(index, 0))
-    bus.handler.publish_new()
+    bus.handler.publish_new(leads=bus.leads)
     assert bus.handler.counters == {BEYOND: 5000 - 4096}

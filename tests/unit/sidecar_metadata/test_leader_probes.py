@@ -13,7 +13,8 @@ from liftpy.core.metadata.controller.election_triggers import LeaderCheck, Probe
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import replication_pb2
 from liftpy.core.wire.subjects import Subjects
-from sidecar.metadata.member import TRANSFER_REQUEST_TIMEOUT_S, probe_accused_leader, request_leadership_transfer
+from sidecar.metadata.controller import TRANSFER_REQUEST_TIMEOUT_S, request_leadership_transfer
+from sidecar.metadata.member import probe_accused_leader
 from tests.each import each
 
 QUESTION = LeaderCheck(PartitionKey("orders", "uid-1", 2), 7, "n2")

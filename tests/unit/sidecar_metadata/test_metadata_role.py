@@ -12,6 +12,7 @@ from typing import Any
 import nats.errors
 import pytest
 
+from liftpy.core.base.instruments import Instruments
 from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire import frames
@@ -66,6 +67,29 @@ class Member(Part):
     """Stands for ``RaftMember``."""
 
 
+class ScriptedRole(GroupRole):
+    """Choose between the scripted parts of a bench."""
+
+    def __init__(self, bench: Bench, settings: NodeSettings, *, journal: bool) -> None:
+        unused: Any = None
+        super().__init__(settings, unused, bench.connection, Subjects("ns"), unused, Instruments(), unused, bench.fatal.append)
+        self.bench = bench
+        self.journal = journal
+
+    def open_member(self, joins: ControllerList | None) -> Any:
+        self.bench.joined.append(joins)
+        member = self.bench.members.pop(0)
+        if isinstance(member, Exception):
+            raise member
+        return member
+
+    def make_feed(self) -> Any:
+        return self.bench.feeds.pop(0)
+
+    def has_journal(self) -> bool:
+        return self.journal
+
+
 class Bench:
     """Provide a role with scripted parts. ``joined`` contains the controllers with which each member was created."""
 
@@ -77,16 +101,8 @@ class Bench:
         self.connection: Any = SimpleNamespace(is_connected=True)
         settings = NodeSettings(node_id, tmp_path, controllers=controllers)
         self.fatal: list[Exception] = []
-        made: Any = (self._member, lambda: self.feeds.pop(0), lambda: journal, self.fatal.append)
-        self.role = GroupRole(settings, self.connection, Subjects("ns"), *made)
+        self.role = ScriptedRole(self, settings, journal=journal)
         self.role.watch(lambda before, after: self.shown.append((before.index, after.index)))
-
-    def _member(self, joins: ControllerList | None) -> Member:
-        self.joined.append(joins)
-        member = self.members.pop(0)
-        if isinstance(member, Exception):
-            raise member
-        return member
 
 
 @pytest.fixture(autouse=True)

@@ -138,16 +138,16 @@ class Bus:
 async def test_metadata_feed_publisher_answers_only_on_inbox_subjects() -> None:
     driver, producer, bus = Driver(("n1", "n2")), FeedProducer(), Bus()
     producer.lead()
-    publisher = FeedPublisher(
-        bus, Subjects("ns"), None, lambda reply: reply.startswith(b"_INBOX."), producer, lambda: driver.fsm.image
-    )  # type: ignore[arg-type]
+    publisher = FeedPublisher(bus, Subjects("ns"), None, producer, driver.fsm)  # type: ignore[arg-type]
     request = frames.seal(pb.FeedSnapshotRequest())
-    for reply, data in (("", request), ("shop.orders", request), ("_INBOX.x", b"garbage")):
+    for reply, data in (("", request), ("shop.orders", request), ("ns.inbox.n2.x", b"garbage")):
         await publisher._request_arrived(SimpleNamespace(reply=reply, data=data))
     assert bus.published == []
     assert sorted(publisher.counters.values()) == [1, 2]
     bus.error = nats.errors.ConnectionClosedError()
-    await publisher._request_arrived(SimpleNamespace(reply="_INBOX.x", data=request))  # not connected: who asked asks again
+    await publisher._request_arrived(
+        SimpleNamespace(reply="ns.inbox.n2.x", data=request)
+    )  # not connected: who asked asks again
 
 
 # ---- the link to the group ---------------------------------------------------------------------------------------------

@@ -177,7 +177,9 @@ class ElectionTimers:
             return []
         reports = image.reports.get((key.uid, key.partition), ())
         out = {partition.deposed, *partition.passed_over, *(report.witness for report in reports)}
-        return [node_id for node_id in location[0].may_lead(partition) if node_id not in out and image.is_live(node_id)]
+        return [
+            node_id for node_id in location[0].electable_replicas(partition) if node_id not in out and image.is_live(node_id)
+        ]
 
     def _watch(self, stream: StreamImage, partition: PartitionState, now_ns: int) -> None:
         if partition.status is PartitionStatus.ONLINE:
@@ -197,7 +199,7 @@ class ElectionTimers:
 
     def _can_lead(self, stream: StreamImage, partition: PartitionState) -> bool:
         image = self._image
-        return image is not None and any(map(image.is_live, stream.may_lead(partition)))
+        return image is not None and any(map(image.is_live, stream.electable_replicas(partition)))
 
 
 def _proposal(key: PartitionKey, partition: PartitionState) -> Proposal:

@@ -74,7 +74,7 @@ def _leader_lacks(builder: RecordBuilder, stream: StreamImage, partition: Partit
 
     The leader's log went back in time, so the leader is no longer complete [C10, S15].
     """
-    if request.witness == partition.leader or request.witness not in stream.may_lead(partition):
+    if request.witness == partition.leader or request.witness not in stream.electable_replicas(partition):
         return refuse(pb.ControlResponse.INVALID, f"{request.witness!r} may lack something itself", partition)
     lacking = {partition.leader, *partition.incomplete} if stream.commits_by_quorum else set(partition.incomplete)
     doubted = replace(partition, incomplete=tuple(node for node in partition.replicas if node in lacking))
@@ -216,10 +216,10 @@ def _counts(stream: StreamImage, partition: PartitionState, witness: str) -> boo
     """Return whether a report of ``witness`` about the partition's leader has an effect.
 
     Reports of ISR followers count. If the leader is the only ISR member, reports of all replicas count. In an election, reports of
-    all nodes that may lead count.
+    ISR members and of electable replicas count. So an incomplete replica counts while it is the only ISR member.
     """
     if partition.status is PartitionStatus.ELECTION:
-        return witness in partition.isr or witness in stream.may_lead(partition)
+        return witness in partition.isr or witness in stream.electable_replicas(partition)
     return witness in (partition.isr if len(partition.isr) > 1 else partition.replicas)
 
 
@@ -280,7 +280,7 @@ def eligible(builder: RecordBuilder, stream: StreamImage, partition: PartitionSt
     """Return the nodes that may become leader in this election, in replica order."""
     able = [
         node_id
-        for node_id in stream.may_lead(partition)
+        for node_id in stream.electable_replicas(partition)
         if node_id != partition.deposed and node_id not in partition.passed_over and builder.is_live(node_id)
     ]
     members = able if stream.commits_by_quorum else [node_id for node_id in able if node_id in partition.isr]
@@ -460,7 +460,7 @@ def _nodes_whose_positions_count(builder: RecordBuilder, stream: StreamImage, pa
     """
     if not stream.commits_by_quorum:
         return list(eligible(builder, stream, partition))
-    return [node for node in stream.may_lead(partition) if node != partition.deposed and builder.is_live(node)]
+    return [node for node in stream.electable_replicas(partition) if node != partition.deposed and builder.is_live(node)]
 
 
 def _answers(builder: RecordBuilder, stream: StreamImage, partition: PartitionState) -> dict[str, LeaderReport]:

@@ -408,7 +408,7 @@ def _without_node(builder: RecordBuilder, stream: StreamImage, partition: Partit
 
 
 def _revive(builder: RecordBuilder, stream: StreamImage, partition: PartitionState, node_id: str) -> PartitionState:
-    waits = partition.status is PartitionStatus.OFFLINE and node_id in stream.may_lead(partition)
+    waits = partition.status is PartitionStatus.OFFLINE and node_id in stream.electable_replicas(partition)
     return _replace_leader(builder, stream, partition) if waits else partition
 
 
