@@ -21,7 +21,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ _NO_SNAPSHOTS = 1 << 62
 _MAX_OUTPUTS = 1 << 40
 _CHILD_TIMEOUT_S = 300.0
 _SHOWN_BYTES = 200
+_HEADERS = Record._fields.index("headers")
 
 
 class ServiceTest:
@@ -245,12 +246,7 @@ class ServiceTest:
                 f"{what}: the state after a restore from the snapshot differs. take_snapshot lacks a part of the state."
             )
         again.feed(self._records[place:])
-        end = _RunResult(
-            [_output_as_shown(output) for output in again.outputs], {len(self._records): _state(again)}, _replies_of(again)
-        )
-        _compare(
-            _RunResult(reference_run.outputs, {len(self._records): reference_run.states[-1]}, reference_run.replies), end, what
-        )
+        _compare(replace(reference_run, states={-1: reference_run.states[-1]}), _result_of(again, {-1: _state(again)}), what)
 
 
 class _Run:
@@ -295,40 +291,36 @@ class _Replies(ReplyBuffer):
         self.all.append(reply)
 
 
-Shown = tuple[int, int, str, str | None, list[list[str]]]
-"""(offset, index, value, key, headers) of an output, bytes as base64."""
+_Output = list[Any]
+"""[offset, index, value, key, sorted headers] of an output."""
 
 
 @dataclass(slots=True)
 class _RunResult:
     """Result of a run.
 
-    ``states``: snapshot after a number of records, as base64, by this number. -1: snapshot at the end.
+    ``replies``: [offset, value] of each reply. ``states``: snapshot after a number of records, by this number. -1: snapshot at the
+    end.
     """
 
-    outputs: list[Shown]
-    states: dict[int, str]
-    replies: list[tuple[int, str]] = field(default_factory=list)
-    """Offset and base64 value of each reply."""
+    outputs: list[_Output]
+    replies: list[list[Any]]
+    states: dict[int, bytes]
 
 
-def _text(data: bytes) -> str:
-    return base64.b64encode(data).decode()
+def _result_of(run: _Run, states: dict[int, bytes]) -> _RunResult:
+    outputs = [[one.offset, one.index, one.value, one.key, sorted(map(list, one.headers))] for one in run.outputs]
+    return _RunResult(outputs, [[reply.offset, reply.value] for reply in run.replies.all], states)
 
 
-def _output_as_shown(output: Output) -> Shown:
-    headers = sorted([name, _text(content)] for name, content in output.headers)
-    return (output.offset, output.index, _text(output.value), None if output.key is None else _text(output.key), headers)
-
-
-def _state(run: _Run) -> str:
+def _state(run: _Run) -> bytes:
     first, second = (run.machine.snapshot().encode() for _ in range(2))
     if first != second:
         raise DivergedError(
             "take_snapshot returned other bytes at its second call. It changes the state, or it depends on an "
             "order such as that of a set."
         )
-    return _text(first)
+    return first
 
 
 def _run_records(factory: Callable[[], Service], role: Role, records: Sequence[Record], places: Sequence[int]) -> _RunResult:
@@ -340,16 +332,12 @@ def _run_records(factory: Callable[[], Service], role: Role, records: Sequence[R
         states[place] = _state(run)
     run.feed(records[done:])
     states[-1] = _state(run)
-    return _RunResult([_output_as_shown(output) for output in run.outputs], states, _replies_of(run))
-
-
-def _replies_of(run: _Run) -> list[tuple[int, str]]:
-    return [(reply.offset, _text(reply.value)) for reply in run.replies.all]
+    return _result_of(run, states)
 
 
 def _compare(one: _RunResult, other: _RunResult, how: str) -> None:
     for number, (mine, theirs) in enumerate(zip(one.outputs, other.outputs, strict=False)):
-        if tuple(mine) != tuple(theirs):
+        if mine != theirs:
             raise DivergedError(
                 f"Output {number} (of the record at offset {mine[0]}) differs {how}: {_output_text(mine)}, then "
                 f"{_output_text(theirs)}. The callbacks must be deterministic."
@@ -360,10 +348,10 @@ def _compare(one: _RunResult, other: _RunResult, how: str) -> None:
             "must be deterministic."
         )
     for reply, again in zip_longest(one.replies, other.replies):
-        if reply is None or again is None or tuple(reply) != tuple(again):
-            first = reply or again
+        if reply != again:
+            offset, _ = reply or again
             raise DivergedError(
-                f"The reply to the record at offset {first[0]} differs {how}. The callbacks must be deterministic."
+                f"The reply to the record at offset {offset} differs {how}. The callbacks must be deterministic."
             )
     for place, state in one.states.items():
         if place in other.states and other.states[place] != state:
@@ -374,10 +362,9 @@ def _compare(one: _RunResult, other: _RunResult, how: str) -> None:
             )
 
 
-def _output_text(shown: Shown) -> str:
-    value = base64.b64decode(shown[2])
-    headers = {name: base64.b64decode(content) for name, content in shown[4]}
-    return f"{value[:_SHOWN_BYTES]!r}" + (f" with {headers}" if headers else "")
+def _output_text(output: _Output) -> str:
+    _, _, value, _, headers = output
+    return f"{value[:_SHOWN_BYTES]!r}" + (f" with {dict(headers)}" if headers else "")
 
 
 # ---- in another process --------------------------------------------------------------------------------------------------
@@ -397,13 +384,13 @@ def _in_process(factory: Callable[[], Service], records: Sequence[Record], place
         "file": file,
         "name": name,
         "path": sys.path,
-        "places": list(places),
-        "records": [_record_as_json(record) for record in records],
+        "places": places,
+        "records": records,
     }
     environment = {**os.environ, "PYTHONHASHSEED": str(seed)}
     child = subprocess.run(
         [sys.executable, "-c", "from liftpy.testing.services import run_in_child; run_in_child()"],
-        input=json.dumps(work),
+        input=_to_json(work),
         capture_output=True,
         text=True,
         timeout=_CHILD_TIMEOUT_S,
@@ -413,53 +400,35 @@ def _in_process(factory: Callable[[], Service], records: Sequence[Record], place
     if child.returncode:
         last = (child.stderr.strip().splitlines() or ["nothing"])[-1]
         raise ServiceFailedError(f"The service failed in the second process of the check: {last}")
-    answer = json.loads(child.stdout.splitlines()[-1])
+    answer = _from_json(child.stdout.splitlines()[-1])
     if "diverged" in answer:
         raise DivergedError(f"The service diverged in another process: {answer['diverged']}")
-    return _RunResult(
-        [tuple(output) for output in answer["outputs"]], {int(k): v for k, v in answer["states"].items()}, answer["replies"]
-    )
+    return _RunResult(answer["outputs"], answer["replies"], {int(place): state for place, state in answer["states"].items()})
 
 
-def _record_as_json(record: Record) -> list[Any]:
-    return [
-        record.offset,
-        record.timestamp_ns,
-        None if record.key is None else _text(record.key),
-        None if record.value is None else _text(record.value),
-        [[name, _text(content)] for name, content in record.headers],
-        record.subject,
-        record.reply,
-    ]
+def _to_json(value: object) -> str:
+    """Return ``value`` as JSON. Bytes become an object with one field."""
+    return json.dumps(value, default=lambda data: {"base64": base64.b64encode(data).decode()})
 
 
-def _record_from_json(fields: list[Any]) -> Record:
-    offset, timestamp_ns, key, value, headers, subject, reply = fields
-    return Record(
-        offset=offset,
-        timestamp_ns=timestamp_ns,
-        key=None if key is None else base64.b64decode(key),
-        value=None if value is None else base64.b64decode(value),
-        headers=tuple((name, base64.b64decode(content)) for name, content in headers),
-        subject=subject,
-        reply=reply,
-        leader_epoch=1,
-    )
+def _from_json(text: str) -> Any:
+    return json.loads(text, object_hook=lambda fields: base64.b64decode(fields["base64"]) if "base64" in fields else fields)
 
 
 def run_in_child() -> None:
-    """Run in the child process of ``verify``: read the records from stdin and write the result to stdout, both as JSON."""
-    work = json.load(sys.stdin)
+    """Run in the child process of ``verify``: read the records from stdin, and write the result as the last line to stdout."""
+    work = _from_json(sys.stdin.read())
     sys.path[:] = work["path"]
     factory: Any = _module(work["module"], Path(work["file"]))
     for part in work["name"].split("."):
         factory = getattr(factory, part)
+    records = [Record(*fields)._replace(headers=tuple(map(tuple, fields[_HEADERS]))) for fields in work["records"]]
     try:
-        result = _run_records(factory, Role.LEADER, list(map(_record_from_json, work["records"])), work["places"])
+        result = _run_records(factory, Role.LEADER, records, work["places"])
     except DivergedError as error:
-        print(json.dumps({"diverged": str(error)}))
+        print(_to_json({"diverged": str(error)}))
         return
-    print(json.dumps({"outputs": result.outputs, "states": result.states, "replies": result.replies}))
+    print(_to_json(asdict(result)))  # the service may have printed lines before
 
 
 def _module(name: str, file: Path) -> Any:
