@@ -54,7 +54,7 @@ from sidecar.runtime.settings import Target
 from sidecar.tracing.node_tracing import check_exporter
 
 if TYPE_CHECKING:
-    from sidecar.tracing.exporting import Exporter
+    from opentelemetry.sdk.trace.export import SpanExporter
 
 TABLE = {
     "backup_newest_timestamp_seconds": "Start time of the newest complete backup, in Unix seconds. 0: there is none.",
@@ -114,7 +114,7 @@ def span_attributes(manifest: Manifest) -> Attributes:
 
 @contextmanager
 def trace_steps(
-    name: str, target: Target, trace: str, endpoint: str, exporter: Callable[[], Exporter] | None = None
+    name: str, target: Target, trace: str, endpoint: str, exporter: Callable[[], SpanExporter] | None = None
 ) -> Iterator[StepSpans]:
     """Record one span for the block and one span for each of its steps. Yield the object that records the steps.
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanLimits, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from liftpy import __version__
@@ -31,16 +31,7 @@ _LAST_EXPORT_S = 1.0
 """Time that a stopping node waits for the last export, in seconds."""
 
 
-class Exporter(Protocol):
-    """The methods of OpenTelemetry's SpanExporter that this module calls."""
-
-    def export(self, spans: Sequence[ReadableSpan], /) -> Any: ...
-
-    def shutdown(self) -> None:
-        """Release the resources of the exporter, because no more spans follow."""
-
-
-def otlp_exporter(endpoint: str) -> Exporter:
+def otlp_exporter(endpoint: str) -> SpanExporter:
     """Return an exporter for OTLP over HTTP.
 
     ``endpoint`` '': the value of OTEL_EXPORTER_OTLP_ENDPOINT, otherwise this host.
@@ -91,7 +82,7 @@ class SpanThread:
     ``budget``: counts the spans that are dropped.
     """
 
-    def __init__(self, exporter: Exporter, node_id: str, namespace: str, budget: SpanBudget) -> None:
+    def __init__(self, exporter: SpanExporter, node_id: str, namespace: str, budget: SpanBudget) -> None:
         self._exporter = exporter
         self._budget = budget
         self._queue: deque[SpanTree] = deque()
@@ -164,8 +155,7 @@ class SpanThread:
         try:
             for tree in trees:
                 self._make(tree)
-            result = self._exporter.export(spans)
-            failed = getattr(result, "name", "SUCCESS") != "SUCCESS"
+            failed = self._exporter.export(spans) is not SpanExportResult.SUCCESS
         except Exception:  # errors of requests and urllib3, which have several classes
             failed = True
         if failed:

@@ -18,7 +18,9 @@ from sidecar.runtime import clock
 from sidecar.runtime.settings import NodeSettings
 
 if TYPE_CHECKING:
-    from sidecar.tracing.exporting import Exporter, SpanThread
+    from opentelemetry.sdk.trace.export import SpanExporter
+
+    from sidecar.tracing.exporting import SpanThread
 
 CHECK_EVERY_S = 1.0
 DROPPED = "spans dropped"
@@ -46,7 +48,9 @@ class Tracing:
     ``exporter``: makes another exporter than OTLP, for tests.
     """
 
-    def __init__(self, settings: NodeSettings, counters: Counter[str], exporter: Callable[[], Exporter] | None = None) -> None:
+    def __init__(
+        self, settings: NodeSettings, counters: Counter[str], exporter: Callable[[], SpanExporter] | None = None
+    ) -> None:
         self._settings = settings
         self._counters = counters
         self._make_exporter = exporter
