@@ -18,6 +18,7 @@ _SUBJECT_TOKEN = re.compile(r"[^\s.*>\x00-\x1f\x7f]+")
 _RIGHTS_TOKEN = re.compile(r"""[^\s.*>"'\\\x00-\x1f\x7f]+""")
 """Characters that a permission may contain without quotes in a configuration or on a command line."""
 MAX_SUBJECT_LENGTH = 255
+_SUBJECT_RULE = "non-empty tokens separated by dots, without spaces"
 _SHOWN_LENGTH = 80
 
 PROBE_STREAM = "_liftpy-probe"
@@ -100,28 +101,27 @@ def check_published(stream: str) -> str:
     return stream
 
 
+def _is_subject(subject: str, token: re.Pattern[str]) -> bool:
+    """Return whether ``subject`` is a NATS subject, with or without ``*`` and a trailing ``>``. ``token``: pattern of other tokens."""
+    tokens = subject.split(".")
+    return len(subject) <= MAX_SUBJECT_LENGTH and all(
+        t == "*" or (t == ">" and i == len(tokens) - 1) or token.fullmatch(t) for i, t in enumerate(tokens)
+    )
+
+
 def check_publisher_subject(subject: str) -> str:
     """Return ``subject`` if it is a valid NATS subject (wildcards allowed). Raises InvalidNameError."""
-    tokens = subject.split(".")
-    if len(subject) > MAX_SUBJECT_LENGTH or not all(
-        t == "*" or (t == ">" and i == len(tokens) - 1) or _RIGHTS_TOKEN.fullmatch(t) for i, t in enumerate(tokens)
-    ):
-        raise InvalidNameError(f"subject {subject!r} is not a NATS subject: non-empty tokens separated by dots, without spaces")
+    if not _is_subject(subject, _RIGHTS_TOKEN):
+        raise InvalidNameError(f"subject {subject!r} is not a NATS subject: {_SUBJECT_RULE}")
     return subject
 
 
 def check_subject(subject: str) -> str:
     """Return ``subject`` if it is a valid NATS subject, with or without ``*`` and a trailing ``>``. Raises InvalidNameError."""
-    tokens = subject.split(".") if isinstance(subject, str) else [""]
-    well_formed = all(
-        t == "*" or (t == ">" and i == len(tokens) - 1) or _SUBJECT_TOKEN.fullmatch(t) for i, t in enumerate(tokens)
-    )
-    if well_formed and not is_utf8(subject):
+    if not isinstance(subject, str) or not _is_subject(subject, _SUBJECT_TOKEN):
+        raise InvalidNameError(f"subject {quote(subject)} is not a NATS subject: {_SUBJECT_RULE}")
+    if not is_utf8(subject):
         raise InvalidNameError(f"subject {quote(subject)} is not UTF-8 text. Use only characters that UTF-8 can encode.")
-    if not well_formed or len(subject) > MAX_SUBJECT_LENGTH:
-        raise InvalidNameError(
-            f"subject {quote(subject)} is not a NATS subject: non-empty tokens separated by dots, without spaces"
-        )
     return subject
 
 
