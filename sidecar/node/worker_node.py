@@ -34,7 +34,7 @@ from liftpy.core.metadata.records import record_from_pb, replay_all
 from liftpy.core.observe.node_health import ReplicaSyncCheck
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire._pb import replication_pb2
-from liftpy.core.wire.worker_frames import LEASE, Frame, FrameKind, FrameReader, encode
+from liftpy.core.wire.worker_frames import LEASE, TIMEOUT_MS, Frame, FrameKind, FrameReader, encode
 from liftpy.errors import LiftError, ProtocolError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.request_guard import RequestGuard
@@ -61,7 +61,6 @@ OnLoop = Callable[[Callable[[Frame], None], Frame], object]
 """Schedules a callback on the event loop, as ``loop.call_soon_threadsafe`` does."""
 HEALTH_REPORT_S = 0.25
 _FINISH_S = 1.0
-_PROPOSAL = struct.Struct(">I")
 
 Send = Callable[[FrameKind, int, bytes], None]
 
@@ -124,7 +123,7 @@ class RelayedGroup(MetadataGroup):
         token = self._token
         answer: asyncio.Future[pb.ControlResponse] = asyncio.get_running_loop().create_future()
         self._asked[token] = answer
-        self._send(FrameKind.CONTROL_REQUEST, token, _PROPOSAL.pack(round(timeout_s * 1000)) + request.SerializeToString())
+        self._send(FrameKind.CONTROL_REQUEST, token, TIMEOUT_MS.pack(round(timeout_s * 1000)) + request.SerializeToString())
         try:
             return await answer
         finally:

@@ -35,7 +35,7 @@ from liftpy.core.observe.node_health import HealthInput
 from liftpy.core.publish.memory_budget import LEAST_LIMIT_BYTES
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire._pb import replication_pb2
-from liftpy.core.wire.worker_frames import LEASE, Frame, FrameKind, FrameReader, encode
+from liftpy.core.wire.worker_frames import LEASE, TIMEOUT_MS, Frame, FrameKind, FrameReader, encode
 from liftpy.errors import ConfigError, CorruptionError, LiftError, ProtocolError, StorageError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.credentials import Credentials
@@ -55,7 +55,6 @@ SIGNALS_FOR_THE_NODE = (signal.SIGINT, signal.SIGTERM)
 """Signals that a supervisor may send to all processes of a node. They are meant for the first process, which stops the workers."""
 _CLEAN, _FLUSHED = 1, 2
 """Bits of the token of STOPPED."""
-_PROPOSAL = struct.Struct(">I")
 MOST_UNSENT_BYTES = 640 * 1024 * 1024
 """Maximum size of frames that a worker has not read, in bytes: a metadata image, and the changes since."""
 _EXIT_TIMEOUT_S = 5.0
@@ -185,8 +184,8 @@ class Workers:
 
     # ---- requests and reports of workers -------------------------------------------------------------------------------------
     def worker_proposes(self, worker: WorkerHandle, frame: Frame) -> None:
-        (timeout_ms,) = _PROPOSAL.unpack_from(frame.body)
-        request = pb.ControlRequest.FromString(frame.body[_PROPOSAL.size :])
+        (timeout_ms,) = TIMEOUT_MS.unpack_from(frame.body)
+        request = pb.ControlRequest.FromString(frame.body[TIMEOUT_MS.size :])
         guard = RequestGuard("proposal of a worker", self._counters, lambda token, _: self._unavailable(worker, int(token)))
         proposing = self._propose(worker, frame.token, request, timeout_ms / 1000)
         self._requests.start(guard.run(proposing, b"%d" % frame.token), "proposing a request of a worker")

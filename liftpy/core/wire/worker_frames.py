@@ -20,6 +20,8 @@ _CRC = struct.Struct(">I")
 _REST = struct.Struct(">IBQ")
 LEASE = struct.Struct(">Q")
 """Body of HEARTBEAT_ANSWERED: length of the lease in ns. 0: length from the settings."""
+TIMEOUT_MS = struct.Struct(">I")
+"""Begin of the body of CONTROL_REQUEST: time limit of the request in ms."""
 HEAD_BYTES = _CRC.size + _REST.size
 MOST_BODY_BYTES = 64 * 1024 * 1024
 MOST_IMAGE_BYTES = 512 * 1024 * 1024
@@ -60,7 +62,7 @@ class FrameKind(IntEnum):
     """All partitions of the image are open, or have failed to open."""
     PONG = 35
     CONTROL_REQUEST = 36
-    """Timeout in ms (4 bytes), then pb.ControlRequest."""
+    """Timeout (``TIMEOUT_MS``), then pb.ControlRequest."""
     RELOAD_IMAGE = 37
     FATAL = 38
     """JSON: the error that stops the process."""
