@@ -111,10 +111,6 @@ class HttpServer:
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound
 
-    @property
-    def is_open(self) -> bool:
-        return self._server is not None
-
     async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         self._writers.add(writer)
