@@ -16,7 +16,7 @@ from liftpy.errors import LiftError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.connection import StrictConnection
 from liftpy.nats.request_guard import RequestGuard
-from sidecar.node.jetstream_reads import JsAnswer, JsRefusal, StatelessReads, kind_of, rejection_answer, status
+from sidecar.node.jetstream_reads import JsAnswer, JsRejection, StatelessReads, kind_of, rejection_answer, status
 from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.tasks import spawn
 from sidecar.transport.connection import BusConnection, Listener, send_answer
@@ -27,8 +27,8 @@ logger = logging.getLogger("liftpy.jetstream")
 AT_ONCE = 64
 """Maximum number of requests in progress. Further requests are rejected."""
 _AGAIN_S = 1.0
-_BUSY = JsRefusal(429, 10167, "too many requests")
-_TOO_LARGE = JsRefusal(400, 10054, "message size exceeds maximum allowed")
+_BUSY = JsRejection(429, 10167, "too many requests")
+_TOO_LARGE = JsRejection(400, 10054, "message size exceeds maximum allowed")
 
 
 class JetStreamHandler:

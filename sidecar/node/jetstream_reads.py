@@ -36,6 +36,7 @@ from liftpy.client.consumer import ReadOptions
 from liftpy.client.iteration import Iteration
 from liftpy.client.positions import Bounds
 from liftpy.client.stream_info import StreamInfo
+from liftpy.config import NS_PER_S
 from liftpy.core.base.ids import check_name, quote
 from liftpy.core.base.strict_json import load_json, whole_number
 from liftpy.core.publish.jetstream_headers import stream_of
@@ -47,7 +48,7 @@ from liftpy.nats.cancellation import end_tasks
 from sidecar.runtime.tasks import start_attended
 
 MAX_BODY_BYTES = 64 * 1024
-MOST = 1 << 62
+MAX_NUMBER = 1 << 62
 MAX_BATCH = 100_000
 _PAGES = frozenset({"offset", "subject"})
 _INFO = frozenset({"deleted_details", "subjects_filter", "offset"})
@@ -61,7 +62,6 @@ NAMES_PAGE, LIST_PAGE = 1024, 256
 API_LEVEL = 1
 """API level of nats-server 2.11: batch gets, and the newest message of several subjects. Higher levels concern writes."""
 _TYPE = "io.nats.jetstream.api.v1.{}_response"
-_NS = 1_000_000_000
 _ZERO = "0001-01-01T00:00:00Z"
 _KEY = "Lift-Key"
 _HEADER_NAME = re.compile(rb"[!-9;-~]+")
@@ -72,7 +72,7 @@ BATCH_PATIENCE_S = 3.5
 """Time after which a batch ends with the messages that were sent until then, in seconds."""
 LIST_PATIENCE_S = 3.0
 """Maximum time in which a list reads the state of its streams, in seconds. The answer names the others as missing."""
-PLACES_AT_ONCE = 32
+STATES_AT_ONCE = 32
 """Maximum number of streams whose state the node reads at a time, for all lists."""
 SLICE_S = 0.002
 """Maximum time for which one request uses the event loop without a pause, in seconds. Replication shares the loop."""
@@ -104,7 +104,7 @@ class Kind(Enum):
 
 
 @dataclass(unsafe_hash=True)  # not frozen: a traceback is set on it
-class JsRefusal(Exception):
+class JsRejection(Exception):
     """Rejection of a JetStream request.
 
     ``code``, ``err_code`` and ``text`` are those of JetStream's errors. A rejection of DIRECT is a status line and has
@@ -160,15 +160,15 @@ def kind_of(rest: str) -> tuple[Kind, str]:
     return (_OF_STREAM[prefix], rest[len(prefix) :]) if prefix else (Kind.OTHER, "")
 
 
-def parse_question(rest: str, body: bytes) -> JsRequest:
-    """Parse a request on ``$JS.<domain>.API.<rest>`` with a JSON body. Raise JsRefusal if it is not valid."""
+def parse_request(rest: str, body: bytes) -> JsRequest:
+    """Parse a request on ``$JS.<domain>.API.<rest>`` with a JSON body. Raise JsRejection if it is not valid."""
     kind, tail = kind_of(rest)
     if kind is Kind.OTHER:
-        raise JsRefusal(
+        raise JsRejection(
             400, 10003, f"bad request: {rest[:80]} is not supported. liftpy supports only requests that read streams"
         )
     if kind is Kind.NEXT:
-        raise JsRefusal(503, 0, "No Responders")
+        raise JsRejection(503, 0, "No Responders")
     if kind in (Kind.INFO, Kind.CONSUMER_NAMES, Kind.CONSUMER_LIST):
         stream, partition = ("", 0) if kind is Kind.INFO else _stream(kind, tail)
         return JsRequest(kind=kind, stream=stream, partition=partition)
@@ -177,15 +177,15 @@ def parse_question(rest: str, body: bytes) -> JsRequest:
     if kind is Kind.DIRECT and subject:
         return JsRequest(kind=kind, stream=stream, partition=partition, subjects=(_subject(kind, subject),), last=True)
     if subject:
-        raise JsRefusal(404, 10059, "stream not found")
+        raise JsRejection(404, 10059, "stream not found")
     fields = _fields(kind, body)
     if kind in (Kind.NAMES, Kind.LIST, Kind.STREAM):
-        return _list_question(kind, stream, partition, fields)
-    return _get(kind, stream, partition, fields)
+        return _parse_list(kind, stream, partition, fields)
+    return _parse_get(kind, stream, partition, fields)
 
 
-def _bad(kind: Kind, text: str, status: str = "Bad Request") -> JsRefusal:
-    return JsRefusal(408, 0, status) if kind is Kind.DIRECT else JsRefusal(400, 10003, text)
+def _bad(kind: Kind, text: str, status: str = "Bad Request") -> JsRejection:
+    return JsRejection(408, 0, status) if kind is Kind.DIRECT else JsRejection(400, 10003, text)
 
 
 def _stream(kind: Kind, name: str) -> tuple[str, int]:
@@ -200,9 +200,9 @@ def _stream(kind: Kind, name: str) -> tuple[str, int]:
         raise not_found(kind) from None
 
 
-def not_found(kind: Kind) -> JsRefusal:
+def not_found(kind: Kind) -> JsRejection:
     """Return the rejection of a request for an unknown stream. A request of the kind DIRECT is rejected like one without responders."""
-    return JsRefusal(503, 0, "No Responders") if kind is Kind.DIRECT else JsRefusal(404, 10059, "stream not found")
+    return JsRejection(503, 0, "No Responders") if kind is Kind.DIRECT else JsRejection(404, 10059, "stream not found")
 
 
 def _fields(kind: Kind, body: bytes) -> Mapping[str, Any]:
@@ -217,8 +217,8 @@ def _fields(kind: Kind, body: bytes) -> Mapping[str, Any]:
             raise ValueError("the request must be a JSON object")
     except ValueError as error:
         if kind is Kind.DIRECT:
-            raise JsRefusal(408, 0, "Malformed Request") from None
-        raise JsRefusal(400, 10025, f"invalid JSON: {str(error)[:100]}") from None
+            raise JsRejection(408, 0, "Malformed Request") from None
+        raise JsRejection(400, 10025, f"invalid JSON: {str(error)[:100]}") from None
     unknown = sorted(fields.keys() - known)
     if unknown:
         raise _bad(kind, f"bad request: {unknown[0][:40]!r} is an unknown field")
@@ -227,9 +227,9 @@ def _fields(kind: Kind, body: bytes) -> Mapping[str, Any]:
 
 def _number(kind: Kind, fields: Mapping[str, Any], name: str) -> int:
     try:
-        return whole_number(fields.get(name, 0), 0, MOST)
+        return whole_number(fields.get(name, 0), 0, MAX_NUMBER)
     except ValueError:
-        raise _bad(kind, f"bad request: {name} must be a number from 0 to {MOST}") from None
+        raise _bad(kind, f"bad request: {name} must be a number from 0 to {MAX_NUMBER}") from None
 
 
 def _subject(kind: Kind, subject: object) -> str:
@@ -243,7 +243,7 @@ def _subject(kind: Kind, subject: object) -> str:
 
 
 def _moment(kind: Kind, text: object) -> int:
-    """Return the RFC 3339 time ``text`` as nanoseconds since 1970. Raise JsRefusal if it is not valid."""
+    """Return the RFC 3339 time ``text`` as nanoseconds since 1970. Raise JsRejection if it is not valid."""
     match = _TIME.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         raise _bad(kind, "bad request: the time is not valid, use a time such as 2026-01-31T10:00:00Z")
@@ -251,11 +251,11 @@ def _moment(kind: Kind, text: object) -> int:
         seconds = (datetime.fromisoformat(match[1] + match[3].replace("Z", "+00:00")) - _EPOCH).total_seconds()
     except (ValueError, OverflowError):
         raise _bad(kind, "bad request: the time does not exist in the calendar") from None
-    at_ns = int(seconds) * 1_000_000_000 + int((match[2] or "0").ljust(9, "0"))
+    at_ns = int(seconds) * NS_PER_S + int((match[2] or "0").ljust(9, "0"))
     return min(max(at_ns, 0), _LAST_NS)  # years 1 and 9999 are before and after every record
 
 
-def _list_question(kind: Kind, stream: str, partition: int, fields: Mapping[str, Any]) -> JsRequest:
+def _parse_list(kind: Kind, stream: str, partition: int, fields: Mapping[str, Any]) -> JsRequest:
     if fields.get("subjects_filter") or fields.get("deleted_details"):
         raise _bad(kind, "bad request: subjects_filter and deleted_details are not supported")
     subject = _subject(kind, fields["subject"]) if "subject" in fields else ""
@@ -263,10 +263,10 @@ def _list_question(kind: Kind, stream: str, partition: int, fields: Mapping[str,
     return JsRequest(kind=kind, stream=stream, partition=partition, page_offset=offset, subject=subject)
 
 
-def _get(kind: Kind, stream: str, partition: int, fields: Mapping[str, Any]) -> JsRequest:
+def _parse_get(kind: Kind, stream: str, partition: int, fields: Mapping[str, Any]) -> JsRequest:
     """Return the record selection in the JSON ``fields`` of a get request.
 
-    As in nats-server, a request must have exactly one kind of selection. Otherwise JsRefusal is raised.
+    As in nats-server, a request must have exactly one kind of selection. Otherwise JsRejection is raised.
     """
     sequence, batch = _number(kind, fields, "seq"), _number(kind, fields, "batch")
     last, following = fields.get("last_by_subj"), fields.get("next_by_subj")
@@ -316,7 +316,7 @@ class JsAnswer(NamedTuple):
     headers: bytes = b""
 
 
-class JsPartition(NamedTuple):
+class PartitionStream(NamedTuple):
     """One partition that is shown as a JetStream stream.
 
     ``first_ns``, ``last_ns``: timestamps of the first and the last record, in ns since 1970. None: there are no records.
@@ -329,11 +329,11 @@ class JsPartition(NamedTuple):
     last_ns: int | None
 
 
-def rejection_answer(kind: Kind, refusal: JsRefusal) -> JsAnswer:
-    """Return the answer message that reports the rejection ``refusal`` of a request of this kind."""
+def rejection_answer(kind: Kind, rejection: JsRejection) -> JsAnswer:
+    """Return the answer message that reports the rejection ``rejection`` of a request of this kind."""
     if kind in (Kind.DIRECT, Kind.NEXT):
-        return status(refusal.code, refusal.text)
-    error = {"code": refusal.code, "err_code": refusal.err_code, "description": refusal.text}
+        return status(rejection.code, rejection.text)
+    error = {"code": rejection.code, "err_code": rejection.err_code, "description": rejection.text}
     return _json(kind, error=error)
 
 
@@ -356,25 +356,26 @@ def account(domain: str, streams: int) -> JsAnswer:
     return _json(Kind.INFO, **nothing, streams=streams, consumers=0, limits=limits, domain=domain, api=api)
 
 
-def page(kind: Kind, question: JsRequest, total: int, items: Sequence[Any], missing: Sequence[str] = ()) -> JsAnswer:
+def page(request: JsRequest, total: int, items: Sequence[Any], missing: Sequence[str] = ()) -> JsAnswer:
     """Return the answer with one page of a list of streams or consumers.
 
     ``missing``: names of the streams on this page whose state is not available now.
     """
+    kind = request.kind
     limit = LIST_PAGE if kind in (Kind.LIST, Kind.CONSUMER_LIST) else NAMES_PAGE
     what = "consumers" if kind in (Kind.CONSUMER_NAMES, Kind.CONSUMER_LIST) else "streams"
-    numbers = {"total": total, "offset": min(question.page_offset, total), "limit": limit}
+    numbers = {"total": total, "offset": min(request.page_offset, total), "limit": limit}
     absent = {"missing": list(missing)} if missing else {}
     return _json(kind, **numbers, **{what: list(items)}, **absent)
 
 
-def stream_info(place: JsPartition, now_ns: int) -> JsAnswer:
+def stream_info(place: PartitionStream, now_ns: int) -> JsAnswer:
     """Return the answer to a request for information about the stream ``place``. ``now_ns``: current time, in ns since 1970."""
     leader = {"cluster": {"leader": place.bounds.leader}} if place.bounds.leader else {}
     return _json(Kind.STREAM, total=0, offset=0, limit=0, **describe_stream(place, now_ns), **leader)
 
 
-def describe_stream(place: JsPartition, now_ns: int) -> dict[str, Any]:
+def describe_stream(place: PartitionStream, now_ns: int) -> dict[str, Any]:
     """Return the JetStream configuration and state of a stream, as a JSON object. ``now_ns``: current time, in ns since 1970.
 
     ``messages`` includes records that compaction removed. ``bytes`` is always 0, because the size is not known.
@@ -389,14 +390,14 @@ def describe_stream(place: JsPartition, now_ns: int) -> dict[str, Any]:
             "max_consumers": -1,
             "max_msgs": config.retention_records or -1,
             "max_bytes": config.retention_bytes or -1,
-            "max_age": round(config.retention_age_s * _NS),
+            "max_age": round(config.retention_age_s * NS_PER_S),
             "max_msgs_per_subject": config.max_per_subject or -1,
             "max_msg_size": config.max_message_bytes or -1,
             "discard": "old",
             "storage": "file",
             "num_replicas": max(stream.replica_count, 1),
             "no_ack": config.ack_policy.value == "none",
-            "duplicate_window": round(config.dedup_window_s * _NS),
+            "duplicate_window": round(config.dedup_window_s * NS_PER_S),
             "compression": "none",
             "allow_direct": True,
             "mirror_direct": False,
@@ -476,14 +477,9 @@ def time_text(at_ns: int | None) -> str:
     """Return the time ``at_ns`` (ns since 1970) as RFC 3339 text in UTC. Like Go, it omits a fraction of zero nanoseconds."""
     if at_ns is None or at_ns <= 0:
         return _ZERO
-    seconds, rest = divmod(at_ns, _NS)
+    seconds, rest = divmod(at_ns, NS_PER_S)
     fraction = f".{rest:09d}".rstrip("0") if rest else ""
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}{fraction}Z"
-
-
-def places(streams: Iterable[StreamInfo]) -> list[tuple[StreamInfo, int]]:
-    """Return (stream, partition number) of all partitions of ``streams``, sorted by name."""
-    return [(stream, p.partition) for stream in sorted(streams, key=lambda one: one.name) for p in stream.partitions]
 
 
 class LoopPauses:
@@ -508,15 +504,15 @@ class HeldRecords:
         self.by_subject: dict[str, Record] = {}
 
     def add(self, record: Record) -> None:
-        """Add the newest record of its subject. Raise JsRefusal if this request or all requests together hold too much."""
+        """Add the newest record of its subject. Raise JsRejection if this request or all requests together hold too much."""
         size_bytes = size_of(record)
         self.by_subject[record.subject] = record
         self._size_bytes += size_bytes
         self._reads.held_bytes += size_bytes
         if self._size_bytes > MAX_BYTES or len(self.by_subject) > MAX_SUBJECTS_OF_ANSWER:
-            raise JsRefusal(413, 0, "Too Many Results")
+            raise JsRejection(413, 0, "Too Many Results")
         if self._reads.held_bytes > MAX_HELD_BYTES:
-            raise JsRefusal(429, 0, "Too Many Requests")
+            raise JsRejection(429, 0, "Too Many Requests")
 
     def drop(self) -> None:
         """Drop all records."""
@@ -534,18 +530,18 @@ class StatelessReads:
     wall_ns: Callable[[], int] = field(default=time.time_ns)
     held_bytes: int = field(default=0, init=False)
     """Size of the records that requests for the newest messages of subjects hold now, in bytes."""
-    _places_at_once: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PLACES_AT_ONCE), init=False)
+    _states_at_once: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(STATES_AT_ONCE), init=False)
 
     async def answer(self, rest: str, body: bytes) -> AsyncGenerator[JsAnswer, None]:
         """Yield the messages that answer a request on ``$JS.<domain>.API.<rest>``, at least one."""
         kind = kind_of(rest)[0]
         try:
-            question = parse_question(rest, body)
+            request = parse_request(rest, body)
             async with asyncio.timeout(PATIENCE_S):
-                async for part in self._answers(question):
+                async for part in self._answers(request):
                     yield part
-        except JsRefusal as refusal:
-            yield rejection_answer(kind, refusal)
+        except JsRejection as rejection:
+            yield rejection_answer(kind, rejection)
         except NotFoundError:
             yield rejection_answer(kind, not_found(kind))
         except TimeoutError:
@@ -554,72 +550,74 @@ class StatelessReads:
         except LiftError as error:
             yield rejection_answer(kind, _late(kind, str(error)[:200]))
 
-    async def _answers(self, question: JsRequest) -> AsyncIterator[JsAnswer]:
-        match question.kind:
+    async def _answers(self, request: JsRequest) -> AsyncIterator[JsAnswer]:
+        match request.kind:
             case Kind.INFO:
-                yield account(self.domain, len(await self._places()))
+                yield account(self.domain, len(await self._all_partitions()))
             case Kind.CONSUMER_NAMES | Kind.CONSUMER_LIST:
-                await self._stream(question)
-                yield page(question.kind, question, 0, [])
+                await self._stream(request)
+                yield page(request, 0, [])
             case Kind.NAMES | Kind.LIST:
-                yield await self._list(question)
+                yield await self._list(request)
             case Kind.STREAM:
-                yield stream_info(await self._place(*await self._stream(question)), self.wall_ns())
+                yield stream_info(await self._partition_state(*await self._stream(request)), self.wall_ns())
             case _:
-                async for part in self._records(question):
+                async for part in self._records(request):
                     yield part
 
     # ---- streams -----------------------------------------------------------------------------------------------------
-    async def _places(self) -> list[tuple[StreamInfo, int]]:
-        return places(await self.client.admin.list_streams())
+    async def _all_partitions(self) -> list[tuple[StreamInfo, int]]:
+        """Return (stream, partition number) of all partitions of the cluster, sorted by the name of the stream."""
+        streams = sorted(await self.client.admin.list_streams(), key=lambda stream: stream.name)
+        return [(stream, one.partition) for stream in streams for one in stream.partitions]
 
-    async def _stream(self, question: JsRequest) -> tuple[StreamInfo, int]:
-        stream = await self.client.stream(question.stream)
-        if question.partition >= len(stream.partitions):  # the answering controller may be behind
-            stream = StreamInfo.of(await self.client._streams.newest_stream(question.stream))
-        if question.partition >= len(stream.partitions):
-            raise not_found(question.kind)
-        return stream, question.partition
+    async def _stream(self, request: JsRequest) -> tuple[StreamInfo, int]:
+        stream = await self.client.stream(request.stream)
+        if request.partition >= len(stream.partitions):  # the answering controller may be behind
+            stream = StreamInfo.of(await self.client._streams.newest_stream(request.stream))
+        if request.partition >= len(stream.partitions):
+            raise not_found(request.kind)
+        return stream, request.partition
 
-    async def _list(self, question: JsRequest) -> JsAnswer:
+    async def _list(self, request: JsRequest) -> JsAnswer:
         streams = [
             (stream, partition)
-            for stream, partition in await self._places()
-            if not question.subject or overlap(data_subject(stream.subject, partition), question.subject)
+            for stream, partition in await self._all_partitions()
+            if not request.subject or overlap(data_subject(stream.subject, partition), request.subject)
         ]
-        begin = question.page_offset
-        if question.kind is Kind.NAMES:
+        begin = request.page_offset
+        if request.kind is Kind.NAMES:
             names = [stream_of(stream.name, partition) for stream, partition in streams[begin : begin + NAMES_PAGE]]
-            return page(question.kind, question, len(streams), names)
+            return page(request, len(streams), names)
         now_ns, found, missing = self.wall_ns(), list[dict[str, Any]](), list[str]()
         for (stream, partition), place in await self._states(streams[begin : begin + LIST_PAGE]):
             if place is None:
                 missing.append(stream_of(stream.name, partition))
             else:
                 found.append(describe_stream(place, now_ns))
-        return page(question.kind, question, len(streams), found, missing)
+        return page(request, len(streams), found, missing)
 
     async def _states(
         self, wanted: Sequence[tuple[StreamInfo, int]]
-    ) -> list[tuple[tuple[StreamInfo, int], JsPartition | None]]:
+    ) -> list[tuple[tuple[StreamInfo, int], PartitionStream | None]]:
         """Read the state of each partition in ``wanted``. None: no leader reported it within ``LIST_PATIENCE_S``.
 
         Partitions of streams that were deleted since are left out.
         """
 
-        async def limited_place(stream: StreamInfo, partition: int) -> JsPartition:
-            async with self._places_at_once:
-                return await self._place(stream, partition)
+        async def limited_state(stream: StreamInfo, partition: int) -> PartitionStream:
+            async with self._states_at_once:
+                return await self._partition_state(stream, partition)
 
         tasks = {
-            start_attended(limited_place(stream, partition)): (stream, partition)
+            start_attended(limited_state(stream, partition)): (stream, partition)
             for stream, partition in wanted
             if stream.partitions[partition].leader
         }
         try:
             if tasks:
                 await asyncio.wait(tasks, timeout=LIST_PATIENCE_S)
-            states: dict[tuple[str, int], JsPartition] = {}
+            states: dict[tuple[str, int], PartitionStream] = {}
             deleted = set[tuple[str, int]]()
             for task, (stream, partition) in tasks.items():
                 if task.done():
@@ -634,7 +632,7 @@ class StatelessReads:
         places = ((at, (at[0].name, at[1])) for at in wanted)
         return [(at, states.get(key)) for at, key in places if key not in deleted]
 
-    async def _place(self, stream: StreamInfo, partition: int) -> JsPartition:
+    async def _partition_state(self, stream: StreamInfo, partition: int) -> PartitionStream:
         while True:
             bounds = await self.client.bounds(stream.name, partition, options=_OPTIONS)
             first = last = None
@@ -646,7 +644,7 @@ class StatelessReads:
             except OffsetOutOfRangeError:  # retention was faster
                 continue
             times = (None if record is None else record.timestamp_ns for record in (first, last))
-            return JsPartition(stream, partition, bounds, *times)
+            return PartitionStream(stream, partition, bounds, *times)
 
     # ---- records -----------------------------------------------------------------------------------------------------
     def _read(
@@ -663,7 +661,7 @@ class StatelessReads:
         """Read the records within ``bounds`` from the offset ``start`` on, or with ``backwards`` from there to the oldest one."""
         begin = start if backwards else max(start, bounds.log_start_offset)
         if not bounds.log_start_offset <= begin <= bounds.high_watermark:
-            return _none()
+            return _no_records()
         until = 0 if backwards else bounds.high_watermark
         return aiter(
             self.client.consume(
@@ -680,61 +678,61 @@ class StatelessReads:
             await records.aclose()
         return None
 
-    async def _records(self, question: JsRequest) -> AsyncIterator[JsAnswer]:
-        stream, partition = await self._stream(question)
+    async def _records(self, request: JsRequest) -> AsyncIterator[JsAnswer]:
+        stream, partition = await self._stream(request)
         name, subject = stream_of(stream.name, partition), data_subject(stream.subject, partition)
-        if question.multi:
+        if request.multi:
             answers = self._newest_of_each
-        elif question.batch:
+        elif request.batch:
             answers = self._batch
         else:
             answers = self._one
         while True:
             bounds = await self.client.bounds(stream.name, partition, options=_OPTIONS)
             try:
-                async for part in answers(question, bounds, name, subject):
+                async for part in answers(request, bounds, name, subject):
                     yield part
             except OffsetOutOfRangeError:  # retention was faster than the first message
                 continue
             return
 
-    async def _one(self, question: JsRequest, bounds: Bounds, name: str, subject: str) -> AsyncIterator[JsAnswer]:
-        stream, partition, wanted = question.stream, question.partition, question.subjects
-        if question.last:
+    async def _one(self, request: JsRequest, bounds: Bounds, name: str, subject: str) -> AsyncIterator[JsAnswer]:
+        stream, partition, wanted = request.stream, request.partition, request.subjects
+        if request.last:
             record = await self._first(self._read(stream, partition, bounds, bounds.high_watermark, wanted, backwards=True))
         else:
-            start = await self._start(question)
-            if start < bounds.log_start_offset and not wanted and question.start_ns is None:
-                raise _no_message(question.kind)
+            start = await self._start(request)
+            if start < bounds.log_start_offset and not wanted and request.start_ns is None:
+                raise _no_message(request.kind)
             record = await self._first(self._read(stream, partition, bounds, start, wanted))
-            if record is not None and not wanted and question.start_ns is None and record.offset != start:
+            if record is not None and not wanted and request.start_ns is None and record.offset != start:
                 record = None  # compaction has dropped it
         if record is None:
-            raise _no_message(question.kind)
-        yield direct(name, record, subject) if question.kind is Kind.DIRECT else message(record, subject)
+            raise _no_message(request.kind)
+        yield direct(name, record, subject) if request.kind is Kind.DIRECT else message(record, subject)
 
-    async def _start(self, question: JsRequest) -> int:
+    async def _start(self, request: JsRequest) -> int:
         """Return the offset from which on the requested record is searched."""
-        if question.start_ns is None:
-            return question.sequence - 1
-        return await self.client.offset_at(question.stream, question.partition, question.start_ns, options=_OPTIONS)
+        if request.start_ns is None:
+            return request.sequence - 1
+        return await self.client.offset_at(request.stream, request.partition, request.start_ns, options=_OPTIONS)
 
-    async def _batch(self, question: JsRequest, bounds: Bounds, name: str, subject: str) -> AsyncIterator[JsAnswer]:
+    async def _batch(self, request: JsRequest, bounds: Bounds, name: str, subject: str) -> AsyncIterator[JsAnswer]:
         """Yield the answers to a batch get: the matching records in log order, and a final status line.
 
         ``Nats-Num-Pending`` is exact without a filter and without compaction. Otherwise it is an upper bound. If the next records
         do not arrive in time, the batch ends after the last one. If retention deletes the next records, it continues after them.
         Before the first message, it raises TimeoutError and OffsetOutOfRangeError.
         """
-        start = await self._start(question)
-        most_value_bytes = min(question.max_bytes or MAX_BYTES, MAX_BYTES)
+        start = await self._start(request)
+        most_value_bytes = min(request.max_bytes or MAX_BYTES, MAX_BYTES)
         count = value_bytes = size_bytes = last = pending = 0
-        records: _Records = _none()
+        records: _Records = _no_records()
         pauses = LoopPauses()
         try:
             async with asyncio.timeout(BATCH_PATIENCE_S):
                 while True:
-                    records = self._read(question.stream, question.partition, bounds, start, question.subjects)
+                    records = self._read(request.stream, request.partition, bounds, start, request.subjects)
                     try:
                         async for record in records:
                             await pauses.pause()
@@ -743,7 +741,7 @@ class StatelessReads:
                             yield direct(name, record, subject, numbers)
                             count, last, size_bytes = count + 1, record.offset + 1, size_bytes + size_of(record)
                             value_bytes += len(record.value or b"")
-                            if count >= question.batch or value_bytes >= most_value_bytes or size_bytes >= MAX_BYTES:
+                            if count >= request.batch or value_bytes >= most_value_bytes or size_bytes >= MAX_BYTES:
                                 break
                         else:
                             pending = 0
@@ -751,9 +749,9 @@ class StatelessReads:
                     except OffsetOutOfRangeError:
                         if not count:
                             raise
-                        fresh = await self.client.bounds(question.stream, question.partition, options=_OPTIONS)
+                        fresh = await self.client.bounds(request.stream, request.partition, options=_OPTIONS)
                         if fresh.uid != bounds.uid:
-                            raise not_found(question.kind) from None
+                            raise not_found(request.kind) from None
                         start, bounds = last, replace(bounds, log_start_offset=fresh.log_start_offset)
                     finally:
                         await records.aclose()
@@ -761,22 +759,22 @@ class StatelessReads:
             if not count:
                 raise
         if not count:
-            raise _no_message(question.kind)
+            raise _no_message(request.kind)
         yield status(204, "EOB", ("Nats-Num-Pending", pending), ("Nats-Last-Sequence", last))
 
-    async def _newest_of_each(self, question: JsRequest, bounds: Bounds, name: str, subject: str) -> AsyncIterator[JsAnswer]:
+    async def _newest_of_each(self, request: JsRequest, bounds: Bounds, name: str, subject: str) -> AsyncIterator[JsAnswer]:
         """Yield the newest record of each subject that matches the request, in log order, up to the requested end.
 
         The whole log is read, unless the request names the subjects without wildcards. The node holds all records of the answer. If
         other requests hold too many, the request is rejected with 429.
         """
-        newest, held = await self._up_to(question, bounds), HeldRecords(self)
+        newest, held = await self._up_to(request, bounds), HeldRecords(self)
         try:
-            await self._hold_newest(question, bounds, newest, held)
+            await self._hold_newest(request, bounds, newest, held)
             chosen = sorted(held.by_subject.values(), key=lambda record: record.offset)
             if not chosen:
-                raise _no_message(question.kind)
-            limit = question.batch or len(chosen)
+                raise _no_message(request.kind)
+            limit = request.batch or len(chosen)
             last, pauses = 0, LoopPauses()
             for place, record in enumerate(chosen[:limit]):
                 await pauses.pause()
@@ -788,12 +786,12 @@ class StatelessReads:
         finally:
             held.drop()
 
-    async def _hold_newest(self, question: JsRequest, bounds: Bounds, newest: int, held: HeldRecords) -> None:
+    async def _hold_newest(self, request: JsRequest, bounds: Bounds, newest: int, held: HeldRecords) -> None:
         """Read the newest record of each subject that matches the request, from the offset ``newest`` down, into ``held``."""
-        literal = {one for one in question.subjects if "*" not in one and ">" not in one}
-        sought = literal if len(literal) == len(question.subjects) else None
+        literal = {one for one in request.subjects if "*" not in one and ">" not in one}
+        sought = literal if len(literal) == len(request.subjects) else None
         pauses = LoopPauses()
-        records = self._read(question.stream, question.partition, bounds, newest, question.subjects, backwards=True)
+        records = self._read(request.stream, request.partition, bounds, newest, request.subjects, backwards=True)
         try:
             async for record in records:
                 await pauses.pause()
@@ -804,24 +802,24 @@ class StatelessReads:
         finally:
             await records.aclose()
 
-    async def _up_to(self, question: JsRequest, bounds: Bounds) -> int:
+    async def _up_to(self, request: JsRequest, bounds: Bounds) -> int:
         """Return the offset of the newest record that the answer may contain, inclusive. The request may set an end."""
         newest = bounds.high_watermark
-        if question.up_to_ns is not None:
-            after = await self.client.offset_at(question.stream, question.partition, question.up_to_ns, options=_OPTIONS)
+        if request.up_to_ns is not None:
+            after = await self.client.offset_at(request.stream, request.partition, request.up_to_ns, options=_OPTIONS)
             return min(newest, after - 1)
-        return min(newest, question.up_to - 1) if question.up_to else newest
+        return min(newest, request.up_to - 1) if request.up_to else newest
 
 
-def _no_message(kind: Kind) -> JsRefusal:
-    return JsRefusal(404, 0, "Message Not Found") if kind is Kind.DIRECT else JsRefusal(404, 10037, "no message found")
+def _no_message(kind: Kind) -> JsRejection:
+    return JsRejection(404, 0, "Message Not Found") if kind is Kind.DIRECT else JsRejection(404, 10037, "no message found")
 
 
-def _late(kind: Kind, text: str) -> JsRefusal:
-    return JsRefusal(408, 0, "Request Timeout") if kind is Kind.DIRECT else JsRefusal(503, 10008, f"unavailable: {text}")
+def _late(kind: Kind, text: str) -> JsRejection:
+    return JsRejection(408, 0, "Request Timeout") if kind is Kind.DIRECT else JsRejection(503, 10008, f"unavailable: {text}")
 
 
-async def _none() -> AsyncGenerator[Record, None]:
+async def _no_records() -> AsyncGenerator[Record, None]:
     nothing: tuple[Record, ...] = ()
     for record in nothing:
         yield record

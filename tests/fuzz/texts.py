@@ -29,7 +29,7 @@ from liftpy.errors import ConfigError
 from liftpy.spark.offsets import StreamOffsets, parse_spec, parse_times
 from liftpy.spark.options import OPTIONS, SINK_OPTIONS, SinkOptions, SourceOptions
 from sidecar.metadata import cluster_events as events_desk
-from sidecar.node.jetstream_reads import JsRefusal, parse_question
+from sidecar.node.jetstream_reads import JsRejection, parse_request
 from sidecar.partition.deletions import MOST_UNKNOWN, is_directory
 from sidecar.runtime import contexts
 from sidecar.status import answers
@@ -399,10 +399,10 @@ def decoders() -> list[Decoder]:
                 b'{"multi_last": ["a", "b.*"], "up_to_time": "2026-01-31T12:00:00.5+02:00"}',
                 b'{"start_time": "2026-01-31T12:00:00Z", "next_by_subj": "a.>"}',
             ],
-            lambda d: parse_question("DIRECT.GET.orders", d),
-            (JsRefusal,),
+            lambda d: parse_request("DIRECT.GET.orders", d),
+            (JsRejection,),
             make=damaged_json,
-            covers=("sidecar.node.jetstream_reads:parse_question", "sidecar.node.jetstream_reads:_fields"),
+            covers=("sidecar.node.jetstream_reads:parse_request", "sidecar.node.jetstream_reads:_fields"),
         ),
         Decoder(
             "positions",

@@ -372,7 +372,7 @@ async def test_jetstream_stream_list_reads_a_limited_number_of_streams_at_a_time
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await client.create_stream("many", "many", partitions=12)
-    monkeypatch.setattr(jetstream_reads, "PLACES_AT_ONCE", 3)
+    monkeypatch.setattr(jetstream_reads, "STATES_AT_ONCE", 3)
     reads, running, most = StatelessReads(client, "liftpy"), 0, 0
     bounds = client.bounds
 

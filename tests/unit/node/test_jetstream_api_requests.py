@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.node.jetstream_reads import (
-    JsRefusal,
+    JsRejection,
     kind_of,
     overlap,
-    parse_question,
+    parse_request,
     rejection_answer,
     time_text,
 )
@@ -30,16 +30,16 @@ GET, DIRECT = "STREAM.MSG.GET.orders", "DIRECT.GET.orders"
     ],
 )
 def test_jetstream_times_are_parsed_to_the_nanosecond(text: str, at_ns: int) -> None:
-    assert parse_question(DIRECT, json.dumps({"start_time": text, "batch": 2}).encode()).start_ns == at_ns
-    assert parse_question(DIRECT, json.dumps({"multi_last": ["a"], "up_to_time": text}).encode()).up_to_ns == at_ns
+    assert parse_request(DIRECT, json.dumps({"start_time": text, "batch": 2}).encode()).start_ns == at_ns
+    assert parse_request(DIRECT, json.dumps({"multi_last": ["a"], "up_to_time": text}).encode()).up_to_ns == at_ns
 
 
-BAD = JsRefusal(400, 10003, "bad request")
-NO_STREAM = JsRefusal(404, 10059, "stream not found")
+BAD = JsRejection(400, 10003, "bad request")
+NO_STREAM = JsRejection(404, 10059, "stream not found")
 
 
 @each(
-    ("rest", "body", "refusal"),
+    ("rest", "body", "rejection"),
     [
         (GET, b"", BAD),
         (GET, b"{}", BAD),
@@ -47,23 +47,23 @@ NO_STREAM = JsRefusal(404, 10059, "stream not found")
         (GET, b'{"seq":1,"last_by_subj":"a"}', BAD),
         (GET, b'{"last_by_subj":"a","next_by_subj":"a"}', BAD),
         (GET, b'{"seq":1,"start_time":"1970-01-01T00:00:01Z"}', BAD),
-        (GET, b'{"seq":1,"batch":2}', JsRefusal(400, 10003, "bad request: 'batch' is an unknown field")),
-        (GET, b'{"seq":-1}', JsRefusal(400, 10003, f"bad request: seq must be a number from 0 to {1 << 62}")),
-        (GET, b'{"seq":true}', JsRefusal(400, 10003, f"bad request: seq must be a number from 0 to {1 << 62}")),
-        (GET, b'{"last_by_subj":"a b"}', JsRefusal(400, 10003, "bad request: the subject is not a valid NATS subject")),
-        (GET, b'{"last_by_subj":7}', JsRefusal(400, 10003, "bad request: the subject is not a valid NATS subject")),
+        (GET, b'{"seq":1,"batch":2}', JsRejection(400, 10003, "bad request: 'batch' is an unknown field")),
+        (GET, b'{"seq":-1}', JsRejection(400, 10003, f"bad request: seq must be a number from 0 to {1 << 62}")),
+        (GET, b'{"seq":true}', JsRejection(400, 10003, f"bad request: seq must be a number from 0 to {1 << 62}")),
+        (GET, b'{"last_by_subj":"a b"}', JsRejection(400, 10003, "bad request: the subject is not a valid NATS subject")),
+        (GET, b'{"last_by_subj":7}', JsRejection(400, 10003, "bad request: the subject is not a valid NATS subject")),
         (
             GET,
             b'{"start_time":"tomorrow"}',
-            JsRefusal(400, 10003, "bad request: the time is not valid, use a time such as 2026-01-31T10:00:00Z"),
+            JsRejection(400, 10003, "bad request: the time is not valid, use a time such as 2026-01-31T10:00:00Z"),
         ),
         (
             GET,
             b'{"start_time":"2026-02-31T10:00:00Z"}',
-            JsRefusal(400, 10003, "bad request: the time does not exist in the calendar"),
+            JsRejection(400, 10003, "bad request: the time does not exist in the calendar"),
         ),
-        (GET, b"[]", JsRefusal(400, 10025, "invalid JSON: the request must be a JSON object")),
-        (GET, b"x" * 65_537, JsRefusal(400, 10025, "invalid JSON: the request is longer than 65536 bytes")),
+        (GET, b"[]", JsRejection(400, 10025, "invalid JSON: the request must be a JSON object")),
+        (GET, b"x" * 65_537, JsRejection(400, 10025, "invalid JSON: the request is longer than 65536 bytes")),
         ("STREAM.MSG.GET.", b'{"seq":1}', NO_STREAM),
         ("CONSUMER.LIST.", b"", NO_STREAM),
         ("STREAM.INFO.a.b", b"", NO_STREAM),
@@ -73,31 +73,33 @@ NO_STREAM = JsRefusal(404, 10059, "stream not found")
         (
             "STREAM.INFO.orders",
             b'{"subjects_filter":">"}',
-            JsRefusal(400, 10003, "bad request: subjects_filter and deleted_details are not supported"),
+            JsRejection(400, 10003, "bad request: subjects_filter and deleted_details are not supported"),
         ),
         (
             "STREAM.CREATE.x",
             b"{}",
-            JsRefusal(
+            JsRejection(
                 400, 10003, "bad request: STREAM.CREATE.x is not supported. liftpy supports only requests that read streams"
             ),
         ),
-        (DIRECT, b"", JsRefusal(408, 0, "Empty Request")),
-        (DIRECT, b"{}", JsRefusal(408, 0, "Empty Request")),
-        (DIRECT, b"nonsense", JsRefusal(408, 0, "Malformed Request")),
-        (DIRECT, b'{"last_by_subj":"a","batch":2}', JsRefusal(408, 0, "Bad Request")),
-        (DIRECT, b'{"seq":1,"up_to_seq":2}', JsRefusal(408, 0, "Bad Request")),
-        (DIRECT, b'{"seq":1,"max_bytes":2}', JsRefusal(408, 0, "Bad Request")),
-        (DIRECT, b'{"multi_last":"a"}', JsRefusal(408, 0, "Bad Request")),
-        (DIRECT, b'{"multi_last":["a"],"up_to_seq":2,"up_to_time":"1970-01-01T00:00:01Z"}', JsRefusal(408, 0, "Bad Request")),
-        (DIRECT, json.dumps({"multi_last": ["a"] * 65}).encode(), JsRefusal(408, 0, "Bad Request")),
-        ("DIRECT.GET.or ders", b'{"seq":1}', JsRefusal(503, 0, "No Responders")),
+        (DIRECT, b"", JsRejection(408, 0, "Empty Request")),
+        (DIRECT, b"{}", JsRejection(408, 0, "Empty Request")),
+        (DIRECT, b"nonsense", JsRejection(408, 0, "Malformed Request")),
+        (DIRECT, b'{"last_by_subj":"a","batch":2}', JsRejection(408, 0, "Bad Request")),
+        (DIRECT, b'{"seq":1,"up_to_seq":2}', JsRejection(408, 0, "Bad Request")),
+        (DIRECT, b'{"seq":1,"max_bytes":2}', JsRejection(408, 0, "Bad Request")),
+        (DIRECT, b'{"multi_last":"a"}', JsRejection(408, 0, "Bad Request")),
+        (DIRECT, b'{"multi_last":["a"],"up_to_seq":2,"up_to_time":"1970-01-01T00:00:01Z"}', JsRejection(408, 0, "Bad Request")),
+        (DIRECT, json.dumps({"multi_last": ["a"] * 65}).encode(), JsRejection(408, 0, "Bad Request")),
+        ("DIRECT.GET.or ders", b'{"seq":1}', JsRejection(503, 0, "No Responders")),
     ],
 )
-def test_jetstream_request_that_is_invalid_gets_the_error_of_nats_server(rest: str, body: bytes, refusal: JsRefusal) -> None:
-    with pytest.raises(JsRefusal) as found:
-        parse_question(rest, body)
-    assert found.value == refusal
+def test_jetstream_request_that_is_invalid_gets_the_error_of_nats_server(
+    rest: str, body: bytes, rejection: JsRejection
+) -> None:
+    with pytest.raises(JsRejection) as found:
+        parse_request(rest, body)
+    assert found.value == rejection
 
 
 @given(
@@ -105,14 +107,14 @@ def test_jetstream_request_that_is_invalid_gets_the_error_of_nats_server(rest: s
     st.binary(max_size=60) | st.from_regex(rb'\{"[a-z_]*":[^"]*\}'),
 )
 def test_jetstream_request_of_any_bytes_is_parsed_or_rejected(rest: str, body: bytes) -> None:
-    kind, refusal = kind_of(rest)[0], None
+    kind, rejection = kind_of(rest)[0], None
     try:
-        assert parse_question(rest, body).kind is kind
-    except JsRefusal as error:
-        refusal = error
-    if refusal is not None:
-        part = rejection_answer(kind, refusal)
-        assert str(refusal.code).encode() in (part.headers or part.payload)
+        assert parse_request(rest, body).kind is kind
+    except JsRejection as error:
+        rejection = error
+    if rejection is not None:
+        part = rejection_answer(kind, rejection)
+        assert str(rejection.code).encode() in (part.headers or part.payload)
 
 
 @each(
