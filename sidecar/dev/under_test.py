@@ -8,20 +8,15 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Mapping
-from typing import TypeVar
+from collections.abc import Mapping
 
 from liftpy.client import sync
-from liftpy.errors import ConfigError, LiftError, UnavailableError
+from liftpy.errors import ConfigError
 from sidecar.dev.cluster import DevCluster, DevNode, LineSink
-
-_T = TypeVar("_T")
-WAIT_S = 60.0
-"""Default timeout of every wait, in seconds."""
-_POLL_S = 0.05
+from sidecar.dev.cluster_for_tests import WAIT_S, ClusterForTests
 
 
-class ClusterUnderTest:
+class ClusterUnderTest(ClusterForTests):
     """One nats-server and sidecars n1, n2... for tests, with faults.
 
     Use it as a context manager, or call ``start_all`` and ``stop``. Calls block. In an event loop, use ``await
@@ -77,20 +72,10 @@ class ClusterUnderTest:
             asking.close()
         self._cluster.stop()
 
-    def __enter__(self) -> ClusterUnderTest:
-        self.start_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
     def _node(self, node: str) -> DevNode:
         dev_node = self._cluster.nodes.get(node)
         if dev_node is None:
-            raise ConfigError(
-                f"Node {node!r} does not exist in this cluster. Nodes: "
-                f"{', '.join(self._cluster.nodes) or 'none, the cluster is not running'}."
-            )
+            raise self._unknown_node(node)
         return dev_node
 
     # ---- faults ------------------------------------------------------------------------------------------------------
@@ -118,25 +103,13 @@ class ClusterUnderTest:
             raise ConfigError(f"Node {node} is not running. Start it first.")
         return dev_node
 
-    def leader(self, stream: str, partition: int = 0, *, other_than: str = "", timeout_s: float = WAIT_S) -> str:
-        """Wait until a running node other than ``other_than`` leads the partition, and return its id. Raises UnavailableError."""
-
-        def found() -> str:
-            partitions = self.client.stream(stream).partitions
-            if not 0 <= partition < len(partitions):
-                raise ConfigError(
-                    f"Stream {stream} has no partition {partition}. It has {len(partitions)} partitions, numbered from 0."
-                )
-            leader = partitions[partition].leader
-            return leader if leader != other_than and leader in self.running else ""
-
-        return self.wait_until(found, timeout_s, f"{stream}/{partition} is led")
-
-    def kill_leader(self, stream: str, partition: int = 0) -> str:
-        """Kill the leader of a partition and return its id. ``leader(..., other_than=it)`` waits for the next leader."""
-        node = self.leader(stream, partition)
-        self.kill(node)
-        return node
+    def _leader_of(self, stream: str, partition: int) -> str:
+        partitions = self.client.stream(stream).partitions
+        if not 0 <= partition < len(partitions):
+            raise ConfigError(
+                f"Stream {stream} has no partition {partition}. It has {len(partitions)} partitions, numbered from 0."
+            )
+        return partitions[partition].leader
 
     def restart_nats(self) -> None:
         """Kill the nats-server and start it again on the same port. Return when it answers.
@@ -160,38 +133,12 @@ class ClusterUnderTest:
         for dev_node in down:
             dev_node.start()
         for dev_node in down:
-            dev_node.wait_ready(max(deadline - time.monotonic(), _POLL_S))
+            dev_node.wait_ready(max(deadline - time.monotonic(), self.poll_s))
 
         def all_live() -> bool:
             return set(self.client.admin.describe_cluster().image.live_nodes()) >= set(self.nodes)
 
-        self.wait_until(all_live, max(deadline - time.monotonic(), _POLL_S), "every node is live")
-
-    # ---- waiting -----------------------------------------------------------------------------------------------------
-    def wait_until(self, condition: Callable[[], _T], timeout_s: float = WAIT_S, what: str = "the condition") -> _T:
-        """Call ``condition()`` until its result is true, and return the result.
-
-        Raises UnavailableError after ``timeout_s`` seconds. ``what``: name of the condition in its text. Until then, errors that mean
-        no answer (UnavailableError, OutcomeUnknownError...) are ignored. ConfigError is raised at once.
-        """
-        deadline = time.monotonic() + timeout_s
-        while True:
-            last: object = None
-            try:
-                result = condition()
-                if result:
-                    return result
-                last = result
-            except ConfigError:
-                raise
-            except LiftError as error:
-                last = error
-            if time.monotonic() >= deadline:
-                raise UnavailableError(
-                    f"{what}: the condition was not true within {timeout_s:g} s. Last value: {last!r}. Running nodes: "
-                    f"{self.running}. Check the node logs, or increase timeout_s."
-                )
-            time.sleep(_POLL_S)
+        self.wait_until(all_live, max(deadline - time.monotonic(), self.poll_s), "every node is live")
 
     def delete_streams(self, keep: set[str] | frozenset[str] = frozenset()) -> None:
         """Delete all streams except those in ``keep``."""

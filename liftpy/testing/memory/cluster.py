@@ -7,7 +7,6 @@ import concurrent.futures
 import contextlib
 import logging
 import threading
-import time
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from nats.aio.client import Client as NatsConnection
 
 from liftpy.client import sync
-from liftpy.client.arguments import check_wait
 from liftpy.client.awaitable_context import AwaitableContext
 from liftpy.client.client import Client, factories_for
 from liftpy.client.consumer import ReadOptions
@@ -30,7 +28,7 @@ from liftpy.core.services.service import Role, Service
 from liftpy.core.services.snapshot import Identity
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import GROUPS_SERVICE, GROUPS_STREAM, Subjects
-from liftpy.errors import ConfigError, LiftError, UnavailableError
+from liftpy.errors import ConfigError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.transport import Transport, open_connection
 from liftpy.renamed import accept_old_keywords
@@ -43,6 +41,7 @@ from liftpy.service.settings import ServiceSettings
 from liftpy.testing.memory.group import MemoryGroup
 from liftpy.testing.memory.nats import MAX_PAYLOAD_BYTES, URL, Bus, MemoryServer, MemoryTransport
 from liftpy.testing.memory.node import MemoryNode
+from sidecar.dev.cluster_for_tests import ClusterForTests
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
@@ -50,15 +49,12 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 DEFAULT_NODES = 3
 MAX_NODES = 16
-WAIT_S = 60.0
-"""Default time limit of every wait, in seconds."""
 _TICK_S = 0.1
-_POLL_S = 0.01
 _CALL_S = 30.0
 _NOT_RUNNING = "this cluster in memory does not run: use it as a context manager"
 
 
-class MemoryCluster:
+class MemoryCluster(ClusterForTests):
     """A cluster of nodes n1, n2... in this process. Use it with ``with`` or ``async with``.
 
     Calls may come from any thread. They take milliseconds, except those that wait.
@@ -80,6 +76,8 @@ class MemoryCluster:
             cluster.kill_leader("orders")
             client.publish("orders", b"one")
     """
+
+    poll_s = 0.01
 
     def __init__(
         self,
@@ -166,13 +164,6 @@ class MemoryCluster:
             node.close()
         self._nodes.clear()
         self._group = None
-
-    def __enter__(self) -> MemoryCluster:
-        self.start_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     async def __aenter__(self) -> MemoryCluster:
         self.start_all()
@@ -352,10 +343,7 @@ class MemoryCluster:
     def _node(self, node: str) -> MemoryNode:
         memory_node = self._nodes.get(node)
         if memory_node is None:
-            raise ConfigError(
-                f"Node {node!r} does not exist in this cluster. Nodes: "
-                f"{', '.join(self._nodes) or 'none, the cluster is not running'}."
-            )
+            raise self._unknown_node(node)
         return memory_node
 
     def kill(self, node: str) -> None:
@@ -390,43 +378,15 @@ class MemoryCluster:
         assert self._group is not None
         self._call(partial(memory_node.start, self._group))
 
-    def leader(self, stream: str, partition: int = 0, *, other_than: str = "", timeout_s: float = WAIT_S) -> str:
-        """Wait until a running node leads a partition and return its id.
-
-        Args:
-            stream: Name of the stream.
-            partition: Number of the partition. Default 0.
-            other_than: Wait for another leader than this node. Default '': any.
-            timeout_s: Time to wait, in seconds.
-
-        Raises:
-            UnavailableError: No leader in time.
-            ConfigError: No such stream or partition.
-        """
-
-        def found() -> str:
-            image = self._image().streams.get(stream)
-            if image is None or not 0 <= partition < len(image.partitions):
-                raise ConfigError(f"Partition {stream}/{partition} does not exist. Create the stream first.")
-            leader = image.partitions[partition].leader
-            return leader if leader != other_than and leader in self.running else ""
-
-        return self.wait_until(found, timeout_s, f"{stream}/{partition} is led")
+    def _leader_of(self, stream: str, partition: int) -> str:
+        image = self._image().streams.get(stream)
+        if image is None or not 0 <= partition < len(image.partitions):
+            raise ConfigError(f"Partition {stream}/{partition} does not exist. Create the stream first.")
+        return image.partitions[partition].leader
 
     def _image(self) -> ClusterImage:
         assert self._group is not None
         return self._group.image  # never changed, only replaced
-
-    def kill_leader(self, stream: str, partition: int = 0) -> str:
-        """Kill the leader of a partition and return its id. Another replica takes over within milliseconds.
-
-        Args:
-            stream: Name of the stream.
-            partition: Number of the partition. Default 0.
-        """
-        node = self.leader(stream, partition)
-        self.kill(node)
-        return node
 
     def restart_nats(self) -> None:
         """Disconnect all clients, as a restart of nats-server does. They reconnect by themselves."""
@@ -448,42 +408,6 @@ class MemoryCluster:
                 self._group.decide(pb.ControlRequest(deleteStream=pb.DeleteStream(name=name, uid=stream.uid)))
 
         self._call(delete)
-
-    def wait_until(self, condition: Callable[[], _T], timeout_s: float = WAIT_S, what: str = "the condition") -> _T:
-        """Call ``condition`` until it returns a true value, and return that value.
-
-        Errors of liftpy, except ConfigError, count as false.
-
-        Args:
-            condition: The function.
-            timeout_s: Time to wait, in seconds. At or below 0: call ``condition`` once. Default 60.
-            what: Name of the condition in the error text. Default ``the condition``.
-
-        Raises:
-            UnavailableError: The condition was not true in time.
-
-        Example:
-            cluster.wait_until(lambda: len(cluster.running) == 3)
-        """
-        check_wait("timeout_s", timeout_s)
-        deadline = time.monotonic() + timeout_s
-        last: object = None
-        while True:
-            try:
-                result = condition()
-                if result:
-                    return result
-                last = result
-            except ConfigError:
-                raise
-            except LiftError as error:
-                last = error
-            if time.monotonic() >= deadline:
-                raise UnavailableError(
-                    f"{what}: the condition was not true within {timeout_s:g} s. Last value: {last!r}. Running nodes: "
-                    f"{self.running}."
-                )
-            time.sleep(_POLL_S)
 
 
 def memory_cluster(nodes: int = DEFAULT_NODES, **options: Any) -> MemoryCluster:
