@@ -149,7 +149,7 @@ class NodeSettings:
     metrics_streams: tuple[str, ...] = ()
     """Names or patterns (`shop-*`) of streams that get metrics of their own."""
     trace: str = "off"
-    """True if this node sends OpenTelemetry spans: off, or otlp for messages whose sender traces them."""
+    """Destination of OpenTelemetry spans: off, or otlp for a collector. Only messages whose sender traces them get spans."""
     trace_endpoint: str = field(default="", repr=False)
     """URL of the OpenTelemetry collector. Empty: the value of `OTEL_EXPORTER_OTLP_ENDPOINT`."""
     scrub_bytes_per_s: int = 1024 * 1024

@@ -57,7 +57,7 @@ class NodeSummary:
     acks: tuple[int, ...] = ()
     """Number of acks by the time that they took: one per bucket of ``LATENCY_S``, and one for longer times."""
     loop_lag: tuple[int, ...] = ()
-    """Recent maximum delay of the event loop, in seconds."""
+    """Number of measured delays of the event loop, by the same buckets as ``acks``."""
     leads: int = 0
     replicas: int = 0
     """Number of replicas on this node, including those that lead."""

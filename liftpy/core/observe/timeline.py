@@ -46,9 +46,9 @@ _OF = {
     "group_stuck": "offline",
 }
 TOGETHER_NS = 2 * NS_PER_S
+"""Maximum time in ns between two events of a group. An election of thousands of partitions takes several entries of the log."""
 SKEW_NS = 60 * NS_PER_S
 """Maximum difference between the clocks of the metadata leader and the leader of the stream of events, in nanoseconds."""
-"""Maximum time in ns between two events of a group. An election of thousands of partitions takes several entries of the log."""
 _LEADERS = ("election", "leadership_transfer", "partition_offline")
 _Event = dict[str, Any]
 
