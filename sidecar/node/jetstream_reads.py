@@ -45,7 +45,7 @@ from liftpy.core.wire.filters import MAX_SUBJECTS, Filter
 from liftpy.core.wire.subjects import data_subject
 from liftpy.errors import ConfigError, LiftError, NotFoundError, OffsetOutOfRangeError
 from liftpy.nats.cancellation import end_tasks
-from sidecar.runtime.tasks import start_attended
+from sidecar.runtime.tasks import LoopPauses, start_attended
 
 MAX_BODY_BYTES = 64 * 1024
 MAX_NUMBER = 1 << 62
@@ -74,8 +74,6 @@ LIST_PATIENCE_S = 3.0
 """Maximum time in which a list reads the state of its streams, in seconds. The answer names the others as missing."""
 STATES_AT_ONCE = 32
 """Maximum number of streams whose state the node reads at a time, for all lists."""
-SLICE_S = 0.002
-"""Maximum time for which one request uses the event loop without a pause, in seconds. Replication shares the loop."""
 MAX_SUBJECTS_OF_ANSWER = 1024
 """Maximum number of subjects whose newest messages one answer has, as in nats-server."""
 MAX_BYTES = 8 * 1024 * 1024
@@ -480,19 +478,6 @@ def time_text(at_ns: int | None) -> str:
     seconds, rest = divmod(at_ns, NS_PER_S)
     fraction = f".{rest:09d}".rstrip("0") if rest else ""
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}{fraction}Z"
-
-
-class LoopPauses:
-    """Pauses of one request in the event loop, so that an answer of many messages does not delay other tasks of the node."""
-
-    def __init__(self) -> None:
-        self._began_s = time.monotonic()
-
-    async def pause(self) -> None:
-        """Let other tasks run if this request has used the event loop for ``SLICE_S`` seconds."""
-        if time.monotonic() - self._began_s >= SLICE_S:
-            await asyncio.sleep(0)
-            self._began_s = time.monotonic()
 
 
 class HeldRecords:

@@ -28,6 +28,8 @@ _TASK_NAME_KEY = "liftpy: background task"
 _PACKAGE_PATHS = tuple(str(Path(__file__).resolve().parents[2] / package) for package in ("sidecar", "liftpy"))
 SLICE_S = 0.008
 """Duration of a slice in seconds. It ends with the first item that is complete after this time."""
+ANSWER_SLICE_S = 0.002
+"""Maximum time for which an answer uses the event loop without a pause, in seconds."""
 Item = TypeVar("Item", bound=Hashable)
 
 
@@ -192,6 +194,19 @@ def _is_from_liftpy(error: BaseException | None) -> bool:
 
 
 # ---- work in slices --------------------------------------------------------------------------------------------------
+
+
+class LoopPauses:
+    """Pauses of a long answer, so that it does not delay other tasks of the event loop, such as the replication."""
+
+    def __init__(self) -> None:
+        self._began_s = time.monotonic()
+
+    async def pause(self) -> None:
+        """Let other tasks run if this task has used the event loop for ``ANSWER_SLICE_S`` seconds since the last pause."""
+        if time.monotonic() - self._began_s >= ANSWER_SLICE_S:
+            await asyncio.sleep(0)
+            self._began_s = time.monotonic()
 
 
 class CooperativeQueue(Generic[Item]):

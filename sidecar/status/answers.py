@@ -51,7 +51,7 @@ from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.request_guard import RequestGuard
 from sidecar.runtime import clock
 from sidecar.runtime.settings import with_cluster
-from sidecar.runtime.tasks import spawn
+from sidecar.runtime.tasks import LoopPauses, spawn
 from sidecar.status.figures import Figures
 from sidecar.status.report import Reporter
 
@@ -60,7 +60,6 @@ logger = logging.getLogger("liftpy.requests")
 T = TypeVar("T")
 Answer = Callable[[bytes], None]
 _DEFAULT_CONFIG = StreamConfig()
-SLICE_S = 0.002
 PER_SECOND = 4
 MOST_KEPT = 16
 """Maximum number of stored answers to different questions."""
@@ -349,11 +348,10 @@ async def _events(reporter: Reporter, query: Any) -> dict[str, Any] | None:
 
 async def _in_slices(items: Iterable[T]) -> AsyncIterator[T]:
     """Yield ``items``. Let other work of the event loop run every 2 ms."""
-    began = time.monotonic()
+    pauses = LoopPauses()
     for number, item in enumerate(items):
-        if number % 16 == 15 and time.monotonic() - began > SLICE_S:
-            await asyncio.sleep(0)
-            began = time.monotonic()
+        if number % 16 == 15:
+            await pauses.pause()
         yield item
 
 
@@ -599,7 +597,7 @@ async def _search_events(log: Log, end: int, question: StoredEventsRequest) -> d
     matching_events: list[dict[str, Any]] = []
     last: tuple[int, int, int] | None = None
     lowest = end - MAX_SCANNED_RECORDS
-    began = time.monotonic()
+    pauses = LoopPauses()
     while end > max(log.log_start_offset, lowest):
         batches = _between(log, max(log.log_start_offset, end - STEP), end)
         for offset, event in _newest_first(batches, end):
@@ -609,9 +607,7 @@ async def _search_events(log: Log, end: int, question: StoredEventsRequest) -> d
             if _is_wanted(event, question):
                 matching_events.append(event)
         end = batches[0].base_offset
-        if time.monotonic() - began > SLICE_S:
-            await asyncio.sleep(0)
-            began = time.monotonic()
+        await pauses.pause()
     return {"kept": matching_events, "more": end > log.log_start_offset, "last": last}
 
 

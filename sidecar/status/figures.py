@@ -26,6 +26,7 @@ from sidecar.partition.metric_sums import BY_STREAM, FROM_IMAGE, OTHERS, ROLES, 
 from sidecar.quorum.transport import DIVERGENCES
 from sidecar.runtime import clock
 from sidecar.runtime.logs import LEVELS, LOGS
+from sidecar.runtime.tasks import ANSWER_SLICE_S, LoopPauses
 from sidecar.status.metric_names import ERRORS, INCIDENTS, MOST_VALUES, TABLE
 from sidecar.status.report import Reporter
 from sidecar.tracing.node_tracing import DROPPED
@@ -33,7 +34,6 @@ from sidecar.tracing.node_tracing import DROPPED
 if TYPE_CHECKING:
     from liftpy.core.groups.lag import GroupLag
 
-SLICE_S = 0.002
 MOST_S = 0.02
 """Maximum time of the event loop for reading changed partitions in one scrape, in seconds. The next sample reads the rest."""
 _SUMMED = {
@@ -162,7 +162,7 @@ class NodeFigures:
             slice_s = time.thread_time() - cpu_began
             if took_s + slice_s > MOST_S:
                 break  # the next scrape reads the rest first
-            if time.monotonic() - began > SLICE_S:
+            if time.monotonic() - began > ANSWER_SLICE_S:
                 took_s += slice_s
                 await asyncio.sleep(0)
                 began, cpu_began = time.monotonic(), time.thread_time()
@@ -180,6 +180,7 @@ class NodeFigures:
                 figures.put(name, figure, *([label] if label else []))
         services: list[dict[str, Any]] = []
         missing_count = ended = diverged = 0
+        pauses = LoopPauses()
         for worker in list(here.with_services):
             services += worker.services.report()
             missing_count += len(worker.services.left_services())
@@ -188,9 +189,7 @@ class NodeFigures:
             diverged += sum(one.ending == DIVERGED for one in of_partition)
             for one in of_partition[: MOST_ENDED - len(figures.ended_services)]:
                 figures.ended_services.append(f"{worker.key}: {one}")
-            if time.monotonic() - began > SLICE_S:
-                await asyncio.sleep(0)
-                began = time.monotonic()
+            await pauses.pause()
         figures.put("services_unregistered", missing_count)
         figures.put("services_ended", ended)
         figures.put("services_diverged", diverged)

@@ -18,6 +18,7 @@ from liftpy.core.publish.jetstream_headers import stream_of
 from liftpy.testing.memory import memory_cluster
 from sidecar.node import jetstream_reads
 from sidecar.node.jetstream_reads import JsAnswer, StatelessReads
+from sidecar.runtime import tasks
 
 NOW_NS = 1_795_460_166_626_926_151
 
@@ -428,7 +429,7 @@ async def test_jetstream_answer_of_many_messages_lets_other_tasks_run(
 ) -> None:
     async with await client.publisher("orders", subject="orders.a") as publisher:
         await asyncio.gather(*[await publisher.send(b"") for _ in range(200)])
-    monkeypatch.setattr(jetstream_reads, "SLICE_S", 0.0)
+    monkeypatch.setattr(tasks, "ANSWER_SLICE_S", 0.0)
     turns = 0
 
     async def count_turns() -> None:

@@ -26,6 +26,7 @@ from liftpy.core.observe.page_model import (
     stream_rows,
     streams_question,
 )
+from sidecar.runtime import tasks
 from sidecar.status import answers as module
 from sidecar.status.answers import PageAnswers, SharedAnswers, question_of
 from tests.each import each
@@ -248,7 +249,7 @@ async def test_status_scan_of_many_partitions_yields_to_the_event_loop_every_2_m
         now[0] += 0.001
         return now[0]
 
-    only_in(monkeypatch, module, "time", monotonic=later)
+    only_in(monkeypatch, tasks, "time", monotonic=later)
     turns = [0]
 
     async def others() -> None:

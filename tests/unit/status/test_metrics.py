@@ -207,7 +207,7 @@ def test_metrics_counter_does_not_decrease_when_its_source_restarts() -> None:
 
 
 async def test_metrics_gathering_yields_to_the_event_loop_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures_module, "SLICE_S", -1.0)  # any time that has passed is more, even none on a coarse clock
+    monkeypatch.setattr(figures_module, "ANSWER_SLICE_S", -1.0)  # any time that has passed is more, even none on a coarse clock
     monkeypatch.setattr(figures_module, "MOST_S", math.inf)  # a loaded machine takes longer, and leaves the rest for later
     turns = 0
 

@@ -102,7 +102,7 @@ async def scrape(processes: list[Process], silent: set[int]) -> Sums:
 def test_metrics_counters_never_fall_when_partitions_and_processes_end(
     streams: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(figures_module, "SLICE_S", 0.0)
+    monkeypatch.setattr(figures_module, "ANSWER_SLICE_S", 0.0)
     monkeypatch.setattr(figures_module, "MOST_S", 60.0)
     monkeypatch.setattr(metric_sums, "READS_PER_STEP", 2)  # many turns of the loop in a scrape
 
