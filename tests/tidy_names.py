@@ -82,7 +82,6 @@ UNREFERENCED = {
 
 _CODE = "a code of the protocol that no node of this version sends"
 _SETS = "nats-py reads it"
-_FOR_TESTS = "for tests, which count by it"
 UNREAD = {
     "liftpy.core.publish.standby.StandbyCounters.recognised": "the report of the standby has all counters",
     "liftpy.nats.connection.StrictConnection._pings_outstanding": _SETS,
@@ -103,7 +102,6 @@ UNREAD = {
     "sidecar.cli.help.HelpGroup.command_class": "click reads it",
     "sidecar.transport.connection.BusConnection._pings_outstanding": _SETS,
     "sidecar.transport.ingest_connection.IngestConnection._pings_outstanding": _SETS,
-    "sidecar.runtime.memory.GarbageCollection.full_collection_count": _FOR_TESTS,
 }
 """Attribute -> why it is stored though nothing that is shipped reads it."""
 

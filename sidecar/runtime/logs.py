@@ -454,13 +454,11 @@ class InfoLogRateLimit:
 
     def __init__(self, lines_per_s: int = MAX_LINES_PER_S) -> None:
         self._limit = LogRateLimit(1.0, lines_per_s)
-        self.suppressed_count = 0
 
     def info(self, logger: logging.Logger, text: str, *arguments: object) -> None:
         """Write the line ``text``, or only count it as suppressed if the limit is reached. ``arguments``: values for the text."""
         suppressed = self._limit.admit(time.monotonic())
         if suppressed is None:
-            self.suppressed_count += 1
             return
         if suppressed:
             logger.info("log lines about partitions suppressed count=%d", suppressed)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 RETAINED_BYTES = 16 * 1024 * 1024
-"""Number of freed bytes that the process keeps. It may keep twice as many."""
+"""Number of freed bytes that the process keeps, at most 32 MiB. It may keep twice as many."""
 OPENED = 128
 """Number of opened partitions after which their objects are hidden from the garbage collector."""
 CLOSED = 256
@@ -38,12 +38,12 @@ def memory_bytes(limits: tuple[Path, ...] = _LIMITS) -> int:
     return min(limits_bytes)
 
 
-def retain_freed_memory(size_bytes: int = RETAINED_BYTES) -> None:
+def retain_freed_memory() -> None:
     """Make glibc keep freed memory for its next use. Call it once per process.
 
-    It frees one block of ``size_bytes`` (at most 32 MiB), which raises glibc's dynamic thresholds.
+    It frees one block of ``RETAINED_BYTES``, which raises glibc's dynamic thresholds.
     """
-    block = bytearray(size_bytes)
+    block = bytearray(RETAINED_BYTES)
     del block
 
 
@@ -66,15 +66,12 @@ class GarbageCollection:
     heartbeats included. The objects of a partition live as long as the partition, so they are hidden from the collector
     (``gc.freeze``) after it was opened, some partitions at a time. Closed partitions leave reference cycles, which only a full
     collection finds. When enough partitions are closed, all objects are shown to the collector, collected and hidden again.
-
-    ``full_collection_count``: number of full collections, for the status.
     """
 
     def __init__(self) -> None:
         self._opened = 0
         self._closed = 0
         self._open = 0
-        self.full_collection_count = 0
 
     def count_opened(self) -> None:
         """Count an opened partition. After a number of them, collect garbage and exempt the remaining objects from collections."""
@@ -91,7 +88,6 @@ class GarbageCollection:
         self._closed += 1
         if self._closed >= max(CLOSED, self._open // 4):
             self._closed = 0
-            self.full_collection_count += 1
             gc.unfreeze()
             gc.collect()
             gc.freeze()

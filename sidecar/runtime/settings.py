@@ -401,9 +401,9 @@ def supervisor_of(environment: Mapping[str, str] = os.environ) -> tuple[str, flo
     return environment.get("NOTIFY_SOCKET", ""), int(interval) / 1e6 if mine else 0.0
 
 
-def was_open_nats_reported(environment: Mapping[str, str] = os.environ) -> bool:
+def was_open_nats_reported() -> bool:
     """Return whether another process has warned that this NATS server has no authorization."""
-    return bool(environment.get(_OPEN_NATS_NOTICE))
+    return bool(os.environ.get(_OPEN_NATS_NOTICE))
 
 
 def quiet_environment() -> dict[str, str]:

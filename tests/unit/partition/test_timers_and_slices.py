@@ -258,14 +258,12 @@ def test_garbage_collector_freezes_objects_of_open_partitions(unfrozen: object) 
         garbage.count_opened()
     for _ in range(CLOSED - 1):
         garbage.count_closed()
-    assert garbage.full_collection_count == 0
     cycle: list[object] = []
     cycle.append(cycle)
     gc.freeze()
     del cycle, held
     before = gc.get_freeze_count()
     garbage.count_closed()
-    assert garbage.full_collection_count == 1
     assert gc.get_freeze_count() < before, "cycles that were put out of sight are found once enough partitions are gone"
 
 
@@ -281,4 +279,3 @@ def test_log_limiter_writes_a_bounded_number_of_lines_per_second_and_counts_the_
         chatter.info(logger, "line %d", 10)
     said = [record.getMessage() for record in caplog.records]
     assert said == ["line 0", "line 1", "line 2", "log lines about partitions suppressed count=7", "line 10"]
-    assert chatter.suppressed_count == 7
