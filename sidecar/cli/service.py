@@ -65,7 +65,7 @@ from sidecar.cli.options import BYTES, Duration, connection_options, timeout_opt
 from sidecar.cli.output import limit_waits_for_readers
 from sidecar.cli.session import with_client
 from sidecar.runtime.logs import LEVELS, LogHandler
-from sidecar.runtime.restarts import EXIT_TO_REPAIR, momentary
+from sidecar.runtime.restarts import EXIT_TO_REPAIR, is_temporary
 from sidecar.runtime.settings import Target
 from sidecar.runtime.tasks import start_attended
 
@@ -207,7 +207,7 @@ def exit_code(error: LiftError) -> int:
     for kind in type(error).__mro__:
         if kind in _CODES:
             return _CODES[kind]
-    return EXIT_TO_REPAIR if momentary(error) else EXIT_FAILED
+    return EXIT_TO_REPAIR if is_temporary(error) else EXIT_FAILED
 
 
 def restart_helps(error: LiftError) -> bool:

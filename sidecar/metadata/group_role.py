@@ -41,7 +41,7 @@ from sidecar.metadata.feed import FeedSubscriber
 from sidecar.metadata.group import Watcher
 from sidecar.metadata.member import RaftMember
 from sidecar.metadata.member_log import MemberDirectory
-from sidecar.runtime.restarts import momentary
+from sidecar.runtime.restarts import is_temporary
 from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.tasks import spawn
 from sidecar.runtime.timers import until_next_s
@@ -292,7 +292,7 @@ class GroupRole:
         """
         member = self.backends[-1] if self.backends else None
         is_alone = not isinstance(member, RaftMember) or len(member.controllers.voters) < 2
-        if self._stays or self._task is None or is_alone or not momentary(error):
+        if self._stays or self._task is None or is_alone or not is_temporary(error):
             self._fatal(error)
             return
         self._failure = error

@@ -79,7 +79,7 @@ from sidecar.runtime.restarts import (
     Supervisor,
     exit_after,
     forced_exit_code,
-    momentary,
+    is_temporary,
     prevents_restart,
 )
 from sidecar.runtime.settings import NodeSettings, SettingsLoader, supervisor_of, was_open_nats_reported
@@ -160,10 +160,10 @@ class Node(RunningNode):
         """True if the partitions of the metadata image at the start are open."""
         self._inboxes = InboxRule(settings.inbox_prefixes)
         self._node_inboxes = InboxRule((self.subjects.inboxes(),))
-        self._rights = PermissionWatch(settings.namespace, self.fatal, self.counters)
+        self._permissions = PermissionWatch(settings.namespace, self.fatal, self.counters)
         self._stopping = asyncio.Event()
         self._failure: Exception | None = None
-        self._hand_over = self._must_end = self._repairs = False
+        self._transfers_leadership = self._stop_was_requested = self._repairs = False
         """How the node stops: after a transfer of its leaderships, without a restart, to recover a damaged log."""
         self.was_clean = False
         """True after a stop if all acknowledged data is on the disk."""
@@ -175,7 +175,7 @@ class Node(RunningNode):
         self._memory = PublishMemory(settings, self.share.process_count)
         self._drops, self._timers = Drops(), Timers()
         self._links: NodeConnections | None = None
-        self._thread: GroupThread | None = None
+        self._group_thread: GroupThread | None = None
         self._membership: Membership | None = None
         self._promises: Promises | None = None
         self._proposals: Proposals | None = None
@@ -189,7 +189,7 @@ class Node(RunningNode):
         self._services: ServiceHandler | None = None
         self._coordinators = CoordinatorsOnDemand(settings.node_id, self.share, self._make_coordinators)
         self._unwatch: Callable[[], None] = lambda: None
-        self._recovered_elsewhere: dict[str, list[str]] = {"damaged": [], "confined": [], "suspect": []}
+        self._recovered_by_workers: dict[str, list[str]] = {"damaged": [], "confined": [], "suspect": []}
         """Numbers of logs that the worker processes have recovered."""
         self._logs_are_clean = False
         """During the stop: True if all acknowledged data of the closed components is on the disk."""
@@ -208,7 +208,7 @@ class Node(RunningNode):
         )
 
     def _live_parts(self) -> ReloadableParts:
-        prefer = self._thread.prefer if self._thread is not None else None
+        prefer = self._group_thread.prefer if self._group_thread is not None else None
         change, pages = self._workers.change_settings, self.status.change_hosts
         scrub = None if self._stopping.is_set() else self._scrub  # a reload during the stop would start a closed scrub again
         return ReloadableParts(self.partitions, scrub, pages, prefer, change, self._keys.change, self._tracing)
@@ -240,7 +240,9 @@ class Node(RunningNode):
             Component("status", self.status.open_page, self.status.close),
             Component("connections", self._connect, close_of(self._links)),
             Component("dropped publishes", close=self._drops.close),
-            Component("metadata group", self._recover_and_join, self._thread.stop if self._thread is not None else no_step),
+            Component(
+                "metadata group", self._recover_and_join, self._group_thread.stop if self._group_thread is not None else no_step
+            ),
             Component("idle partitions", close=close_of(self._fetch_combiner)),
             Component("probes", close=close_of(self._probes)),
             Component("proposals", close=close_of(self._proposals)),
@@ -254,7 +256,7 @@ class Node(RunningNode):
             Component("JetStream API", self._serve_jetstream, close_of(self._jetstream)),
             Component("scrub", close=close_of(self._scrub)),
             Component("housekeeping", close=close_of(self._housekeeping)),
-            Component("service", self._rights.start_completed, self.group.retire if self.group is not None else no_step),
+            Component("service", self._permissions.start_completed, self.group.retire if self.group is not None else no_step),
         ]
 
     # ---- start -------------------------------------------------------------------------------------------------------------
@@ -268,7 +270,7 @@ class Node(RunningNode):
 
     def _open_folder(self) -> None:
         self._folder = folder = DataDirectory(self.settings.data, OpenMaps(self._budget.maps), lock=self._lock)
-        self._try_out_flushes(folder.worker_directory(self.share.number))
+        self._probe_flushes(folder.worker_directory(self.share.number))
 
     def _open_identity(self) -> None:
         self._identity = NodeFile(require_started(self._folder), self.settings.node_id)
@@ -286,7 +288,7 @@ class Node(RunningNode):
         await self._workers.start(folder, clean_stop=previous.clean_stop, flushed_always=previous.flushed_always)
         recovery = start_attended(self._recovered.run(folder, self._pool, clean_stop=previous.clean_stop, share=self.share))
         try:
-            self._thread = group = GroupThread(
+            self._group_thread = group = GroupThread(
                 lambda: MetadataConnection(
                     settings, folder, self.subjects, self._inboxes, self.counters, self.instruments, self._keys
                 ),
@@ -297,7 +299,7 @@ class Node(RunningNode):
             self.group = group
             self._membership = Membership(settings, group, self._lease_granted, self.fatal)
             await asyncio.shield(recovery)
-            self._recovered_elsewhere = await self._workers.wait_until_recovered()
+            self._recovered_by_workers = await self._workers.wait_until_recovered()
             self.instruments.recovery_s = time.monotonic() - began
             self._tracing.trace_recovery(self.instruments.recovery_s, self._recovered.names, self._recovered.damaged)
         finally:
@@ -318,7 +320,7 @@ class Node(RunningNode):
             require_started(self._identity),
             require_started(self._membership),
         )
-        recovered, elsewhere, previous = self._recovered, self._recovered_elsewhere, identity.previous
+        recovered, elsewhere, previous = self._recovered, self._recovered_by_workers, identity.previous
         image = require_started(self.group).image
         lost = await asyncio.get_running_loop().run_in_executor(self._pool, self._lost_logs, folder, image)
         damaged, suspect = [*recovered.damaged, *elsewhere["damaged"], *lost], [*recovered.suspect, *elsewhere["suspect"]]
@@ -346,19 +348,19 @@ class Node(RunningNode):
 
     async def _open_partitions(self) -> None:
         folder, group, promises = require_started(self._folder), require_started(self.group), require_started(self._promises)
-        self._build(require_started(self._links), group, folder, require_started(self._identity).previous, promises)
+        self._create_parts(require_started(self._links), group, folder, require_started(self._identity).previous, promises)
         LOGS.facts["incarnation"] = self.incarnation
         logger.info("node started node=%s incarnation=%d", self.settings.node_id, self.incarnation)
-        await self._open_those_of_the_image(group)
+        await self._open_partitions_of_image(group)
         await require_started(self._membership).live(_LIVE_TIMEOUT_S)
-        self._keep_unknown(folder, group, promises)
+        self._log_unknown_directories(folder, group, promises)
 
-    async def _open_those_of_the_image(self, group: MetadataGroup) -> None:
+    async def _open_partitions_of_image(self, group: MetadataGroup) -> None:
         partitions = require_started(self.partitions)
         partitions.image_changed(ClusterImage(), group.image)
         group.watch(partitions.image_changed)
         self._workers.begin(self.incarnation, group)
-        self._follow(group)
+        self._watch_image(group)
         await partitions.wait_until_open()
         await self._workers.wait_until_open()
         self.reloading.apply_again()
@@ -393,7 +395,7 @@ class Node(RunningNode):
                 folder.unmark_log(name)
         return lost
 
-    def _keep_unknown(self, folder: DataDirectory, group: MetadataGroup, promises: Promises) -> None:
+    def _log_unknown_directories(self, folder: DataDirectory, group: MetadataGroup, promises: Promises) -> None:
         """Log the directories of streams that the cluster does not know. They stay until an operator requests their removal."""
         folders = unknown_folders(folder, group.image)
         self.status.unknown = UnknownStreams(folders, folder, group, promises.forget)
@@ -414,7 +416,7 @@ class Node(RunningNode):
             )
             self._jetstream.open()
 
-    def _follow(self, group: MetadataGroup) -> None:
+    def _watch_image(self, group: MetadataGroup) -> None:
         self._watch_cluster(group.image, group.image)
         group.watch(self._watch_cluster)
         self._coordinators.follow(ClusterImage(), group.image)
@@ -452,7 +454,7 @@ class Node(RunningNode):
             self._tracing.leads_group = self.group.leader == self.settings.node_id
             self._cluster_watch.update(new, clock.now_ns())
 
-    def _try_out_flushes(self, folder: Path) -> None:
+    def _probe_flushes(self, folder: Path) -> None:
         """Measure the duration of test flushes to ``folder`` in a thread. The start of the node does not wait for the result."""
 
         def tried_out(probing: asyncio.Future[list[float] | None]) -> None:
@@ -463,8 +465,8 @@ class Node(RunningNode):
 
     def _watch_permissions(self, links: NodeConnections) -> None:
         for link in links.all():
-            link.on_denial(self._rights.record_denial)
-        links.standby.on_denial = self._rights.record_denial
+            link.on_denial(self._permissions.record_denial)
+        links.standby.on_denial = self._permissions.record_denial
         if not links.replication.requires_credentials and not was_open_nats_reported():
             logger.warning(
                 "NATS server accepts clients without credentials: each client can delete streams, forge records and "
@@ -472,7 +474,7 @@ class Node(RunningNode):
                 "docs/security.md."
             )
 
-    def _build(
+    def _create_parts(
         self,
         links: NodeConnections,
         group: MetadataGroup,
@@ -563,17 +565,18 @@ class Node(RunningNode):
         """
         if self._failure is None and not self._repairs:
             exit_after(HARD_STOP_S)
-            self._repairs = self._hand_over = True
+            self._repairs = self._transfers_leadership = True
             logger.error("log damaged node=%s log=%s: restarting to repair it", self.settings.node_id, reason)
         self._begin_stop()
 
-    def request_stop(self, *, hand_over: bool) -> None:
+    def request_stop(self, *, transfer_leaderships: bool) -> None:
         """Request a clean stop. ``wait`` then returns.
 
-        ``hand_over``: True to transfer the leaderships first (SIGTERM), False to stop at once because the whole cluster stops (SIGINT).
+        ``transfer_leaderships``: True to transfer the leaderships first (SIGTERM). False to stop at once, because the whole cluster
+        stops (SIGINT).
         """
-        self._hand_over = hand_over
-        self._repairs, self._must_end = False, True
+        self._transfers_leadership = transfer_leaderships
+        self._repairs, self._stop_was_requested = False, True
         self._begin_stop()
 
     def _begin_stop(self) -> None:
@@ -607,10 +610,10 @@ class Node(RunningNode):
         if errors:
             raise errors[0]
         if self._failure is None:
-            return EXIT_TO_REPAIR if self._repairs and not self._must_end else 0
+            return EXIT_TO_REPAIR if self._repairs and not self._stop_was_requested else 0
         if prevents_restart(self._failure):
             return EXIT_NO_RESTART
-        return EXIT_TO_REPAIR if momentary(self._failure) and not self._must_end else 1
+        return EXIT_TO_REPAIR if is_temporary(self._failure) and not self._stop_was_requested else 1
 
     @property
     def _registered(self) -> Membership | None:
@@ -619,7 +622,7 @@ class Node(RunningNode):
 
     async def _transfer_leaderships(self) -> None:
         registered = self._registered
-        if registered is None or not (self._hand_over and self._logs_are_clean):
+        if registered is None or not (self._transfers_leadership and self._logs_are_clean):
             return
         if self.group is not None:
             await self.group.hand_over()  # first, because the next steps need a metadata leader that does not change
@@ -643,7 +646,7 @@ class Node(RunningNode):
 
     async def _report_stop(self) -> None:
         registered = self._registered
-        if registered is not None and self._hand_over and self._failure is None:
+        if registered is not None and self._transfers_leadership and self._failure is None:
             await registered.leave(_LEAVE_TIMEOUT_S)
 
     def _end_cleanly(self) -> None:
@@ -665,7 +668,7 @@ class Node(RunningNode):
                 if isinstance(error, NoSpaceError) and self.all_flushed:  # the removal of a mark needs no space
                     self._identity.end_flushed()
                 raise
-        elif self._identity is not None and self.all_flushed and (self._failure is None or momentary(self._failure)):
+        elif self._identity is not None and self.all_flushed and (self._failure is None or is_temporary(self._failure)):
             self._identity.end_flushed()
 
 
@@ -718,9 +721,9 @@ async def run_node(
     node = Node(settings, again=again)
     loop = asyncio.get_running_loop()
 
-    def stop(hand_over: bool) -> None:
+    def stop(transfer_leaderships: bool) -> None:
         exit_after(HARD_STOP_S)
-        node.request_stop(hand_over=hand_over)
+        node.request_stop(transfer_leaderships=transfer_leaderships)
 
     loop.add_signal_handler(signal.SIGTERM, stop, True)
     loop.add_signal_handler(signal.SIGINT, stop, False)
@@ -734,7 +737,7 @@ async def run_node(
     try:
         await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
-            if momentary(failure := starting.exception()):
+            if is_temporary(failure := starting.exception()):
                 assert isinstance(failure, Exception)
                 node.fatal(failure)
             else:

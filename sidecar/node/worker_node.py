@@ -44,7 +44,7 @@ from sidecar.node.node import Node
 from sidecar.runtime.components import Component, Step, no_step, require_started, start_all
 from sidecar.runtime.logs import LOGS
 from sidecar.runtime.memory import make_collections_rare, retain_freed_memory
-from sidecar.runtime.restarts import Supervisor, momentary, prevents_restart
+from sidecar.runtime.restarts import Supervisor, is_temporary, prevents_restart
 from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.tasks import TaskSet, run_loop, spawn, start_attended
 from sidecar.status.merged_status import WorkerStatus
@@ -320,17 +320,17 @@ class WorkerNode(Node):
     async def _open_partitions(self) -> None:
         await self._open_promises()
         self.group = group = self._relayed
-        self._build(
+        self._create_parts(
             require_started(self._links),
             group,
             require_started(self._folder),
             PreviousProcess(0, clean_stop=self._setup["clean_stop"], flushed_always=self._setup["flushed_always"]),
             require_started(self._promises),
         )
-        await self._open_those_of_the_image(group)
+        await self._open_partitions_of_image(group)
 
     def _begin_service(self) -> None:
-        self._rights.start_completed()
+        self._permissions.start_completed()
         self._channel.send(FrameKind.HEALTH_REPORT, 0, self._health_report())
         self._channel.send(FrameKind.PARTITIONS_OPENED)
 
@@ -420,7 +420,7 @@ class WorkerNode(Node):
         is_news = self._failure is None
         super().fatal(error)
         if is_news:
-            failure = {"text": str(error), "momentary": momentary(error), "prevents_restart": prevents_restart(error)}
+            failure = {"text": str(error), "is_temporary": is_temporary(error), "prevents_restart": prevents_restart(error)}
             self._channel.send(FrameKind.FATAL, 0, json.dumps(failure).encode())
 
     def repair(self, reason: str) -> None:

@@ -69,18 +69,18 @@ def forced_exit_code(error: BaseException) -> int:
     return EXIT_NO_RESTART if prevents_restart(error) else 1
 
 
-def momentary(error: BaseException | None) -> bool:
+def is_temporary(error: BaseException | None) -> bool:
     """Return whether ``error`` may be temporary, such as a full disk, so that the next start may succeed."""
     if isinstance(error, OSError):
         return error.errno in _DISK
     if not isinstance(error, StorageError) or isinstance(error, _FINAL):
         return False
-    return error.__cause__ is None or isinstance(error.__cause__, OSError) or momentary(error.__cause__)
+    return error.__cause__ is None or isinstance(error.__cause__, OSError) or is_temporary(error.__cause__)
 
 
 def is_disk_error(error: BaseException) -> bool:
-    """Return whether ``error`` is ``momentary``, and no file is missing or forbidden."""
-    return momentary(error) and (not isinstance(error.__cause__, OSError) or error.__cause__.errno in _DISK)
+    """Return whether ``error`` may be temporary, and no file is missing or forbidden."""
+    return is_temporary(error) and (not isinstance(error.__cause__, OSError) or error.__cause__.errno in _DISK)
 
 
 def count_restart(before: int, ran_s: float) -> int:

@@ -296,7 +296,7 @@ def failure_of(number: int, body: bytes) -> Exception:
     text = f"worker {number}: {answer['text']}"
     if answer["prevents_restart"]:
         return CorruptionError(text)
-    return StorageError(text) if answer["momentary"] else WorkerError(text)
+    return StorageError(text) if answer["is_temporary"] else WorkerError(text)
 
 
 class WorkerHandle(asyncio.Protocol):

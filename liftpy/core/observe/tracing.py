@@ -296,7 +296,7 @@ class PartitionTraces:
         now_ns = self._node.now_ns()
         for one in self._through(end_offset - 1):
             one.flushed_ns = one.flushed_ns or now_ns
-        self._hand_over(now_ns)
+        self._export_complete(now_ns)
 
     def fetched(self, replica: str, offset: int, leader_epoch: int) -> None:
         """Record that the follower ``replica`` has flushed the traced batches up to ``offset`` (inclusive)."""
@@ -305,13 +305,13 @@ class PartitionTraces:
             if replica in one.missing and one.leader_epoch == leader_epoch:
                 one.missing.discard(replica)
                 one.replicated_ns[replica] = now_ns
-        self._hand_over(now_ns)
+        self._export_complete(now_ns)
 
     def committed(self, high_watermark: int) -> None:
         now_ns = self._node.now_ns()
         for one in self._through(high_watermark):
             one.committed_ns = one.committed_ns or now_ns
-        self._hand_over(now_ns)
+        self._export_complete(now_ns)
 
     def acked(self, policy: AckPolicy, through_offset: int) -> None:
         """Record that publishers with the ack policy ``policy`` have their acks up to ``through_offset`` (inclusive).
@@ -322,7 +322,7 @@ class PartitionTraces:
         for one in self._through(through_offset):
             if one.awaited and (policy is AckPolicy.ALL or not one.acked_ns):
                 one.acked_ns, one.policy = now_ns, policy.value
-        self._hand_over(now_ns)
+        self._export_complete(now_ns)
 
     def end_all(self, why: str = ENDED) -> None:
         """End all traces of this partition, and export them with ``why`` as the reason. By default, the leadership has ended."""
@@ -330,7 +330,7 @@ class PartitionTraces:
 
     def export_due(self, now_ns: int) -> None:
         self._close_batches([one for one in self._open if now_ns - one.appended_ns >= MOST_NS], SLOW)
-        self._hand_over(now_ns)
+        self._export_complete(now_ns)
 
     def role_is(self, role: str, is_ready: bool, leader_epoch: int) -> None:
         """Tell the traces the role of this replica. The role CANDIDATE starts a span for the election.
@@ -346,7 +346,7 @@ class PartitionTraces:
             self._elected_ns = 0
 
     # ---- finished spans ---------------------------------------------------------------------------------------------------
-    def _hand_over(self, now_ns: int) -> None:
+    def _export_complete(self, now_ns: int) -> None:
         done = [one for one in self._open if (since := one.decided_ns) and (not one.missing or now_ns - since >= LINGER_NS)]
         if done:
             self._close_batches(done)

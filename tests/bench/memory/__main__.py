@@ -79,7 +79,7 @@ async def by_cause(partitions: int, lines: int, settle_s: float) -> float:
         snapshot = tracemalloc.take_snapshot().filter_traces((tracemalloc.Filter(False, __file__),))
         tracemalloc.stop()
         for node in nodes:
-            node.request_stop(hand_over=False)
+            node.request_stop(transfer_leaderships=False)
         await asyncio.gather(*(node.stop() for node in nodes))
     more.subtract(classes)
     found = snapshot.statistics("lineno")

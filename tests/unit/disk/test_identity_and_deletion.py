@@ -27,7 +27,7 @@ from liftpy.errors import (
 from sidecar.disk import data_folder
 from sidecar.disk.data_folder import DataDirectory, NodeIdentity
 from sidecar.disk.files import DirectoryStorage, OpenMaps
-from sidecar.runtime.restarts import momentary
+from sidecar.runtime.restarts import is_temporary
 from tests.only_in import only_in
 from tests.unit.disk.recording import FOLDER, Recorder
 
@@ -212,7 +212,7 @@ def test_data_directory_start_that_cannot_write_the_lock_file_releases_the_lock(
         patched.setattr(data_folder.os, "pwrite", full)
         with pytest.raises(StorageError, match="lock: No space") as caught:
             DataDirectory(tmp_path)
-    assert momentary(caught.value), "it is tried again"
+    assert is_temporary(caught.value), "it is tried again"
     DataDirectory(tmp_path).close()
 
 

@@ -59,7 +59,7 @@ async def test_node_repair_restart_begins_once_and_an_operator_stop_overrides_th
     async with asyncio.timeout(30):
         await node.wait()
     if is_requested:
-        node.request_stop(hand_over=False)
+        node.request_stop(transfer_leaderships=False)
     assert forced_ends == [(12.0, 1)]
     assert caplog.messages == ["log damaged node=n1 log=s/0: damage: restarting to repair it"]
     assert await node.stop() == code
@@ -109,8 +109,8 @@ class Life:
             raise self.stopped
         return 3
 
-    def request_stop(self, *, hand_over: bool) -> None:
-        self.requests.append(hand_over)
+    def request_stop(self, *, transfer_leaderships: bool) -> None:
+        self.requests.append(transfer_leaderships)
         self.stopping.set()
 
     def fatal(self, failure: Exception) -> None:

@@ -140,7 +140,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(module, "exit_after", lambda seconds, code=1: None)
     monkeypatch.setattr(module, "probe_flushes", lambda path: None)
     monkeypatch.setattr("sidecar.status.health.EVERY_S", 3600.0)  # it looks at parts that are not here
-    monkeypatch.setattr(Node, "_build", build)
+    monkeypatch.setattr(Node, "_create_parts", build)
     for method in ("begin", "end_cleanly"):
         real = getattr(NodeFile, method)
 
@@ -198,7 +198,7 @@ async def test_node_stop_transfers_leadership_and_writes_the_clean_marker_only_i
     if hand_over is None:
         node.repair("s/0: damage")
     else:
-        node.request_stop(hand_over=bool(hand_over))
+        node.request_stop(transfer_leaderships=bool(hand_over))
     if isinstance(hand_over, str):
         node.fatal(LiftError(hand_over))
     assert await node.stop() == code
@@ -239,7 +239,7 @@ async def test_node_stop_that_was_requested_ends_without_a_restart(
         world.during["logs closed"] = lambda: fail(node)
     else:
         fail(node)
-    node.request_stop(hand_over=True)
+    node.request_stop(transfer_leaderships=True)
     assert await node.stop() == code
 
 
@@ -248,7 +248,7 @@ async def test_node_stop_with_a_failure_during_the_stop_writes_no_clean_marker(w
     """The metadata member, or a log, may fail while the node stops cleanly."""
     node = await started(world)
     world.during[when] = lambda: node.fatal(LiftError("too late to be nothing"))
-    node.request_stop(hand_over=True)
+    node.request_stop(transfer_leaderships=True)
     assert await node.stop() == 1
     assert when in world.told
     assert not world.marker().clean_stop
@@ -266,7 +266,7 @@ async def test_node_stop_with_a_component_that_fails_to_close_closes_the_others_
     node = await started(world)
     world.told.clear()
     world.during[when] = fails
-    node.request_stop(hand_over=True)
+    node.request_stop(transfer_leaderships=True)
     with pytest.raises(LiftError, match=f"a bug at: {when}"):
         await node.stop()
     assert {"member close", "logs closed", "group stop", "links close"} <= set(world.told)
@@ -291,7 +291,7 @@ async def test_node_stop_during_the_recovery_unlocks_the_data_directory_after_it
     starting = asyncio.ensure_future(node.start())
     await asyncio.to_thread(recovering.wait, 30)
     starting.cancel()
-    node.request_stop(hand_over=True)
+    node.request_stop(transfer_leaderships=True)
     stopping = asyncio.ensure_future(node.stop())
     for _ in range(1000):
         await asyncio.sleep(0)
@@ -310,7 +310,7 @@ async def test_node_start_does_not_wait_for_a_hanging_flush_probe(world: World, 
         node = await asyncio.wait_for(started(world), 30)
     finally:
         gate.set()
-    node.request_stop(hand_over=False)
+    node.request_stop(transfer_leaderships=False)
     assert await node.stop() == 0
 
 
@@ -438,7 +438,7 @@ async def test_node_start_that_fails_writes_no_clean_marker(world: World) -> Non
     node = Node(NodeSettings("n1", world.folder))
     with pytest.raises(LiftError, match="no such weight"):
         await node.start()
-    node.request_stop(hand_over=True)
+    node.request_stop(transfer_leaderships=True)
     assert await node.stop() == 0
     assert not {"marker", "member drain", "member leave", "incarnation stored"} & set(world.told)
     assert world.marker() == PreviousProcess(0, False, True)
@@ -483,7 +483,7 @@ async def test_node_with_a_copied_data_directory_of_another_id_is_rejected(world
     other = Node(NodeSettings("n2", copy))
     with pytest.raises(ConfigError, match="node 'n1', not to 'n2"):
         await other.start()
-    other.request_stop(hand_over=True)
+    other.request_stop(transfer_leaderships=True)
     await other.stop()
     assert not {"nobody runs", "register", "marker"} & set(world.told[said:])
     assert _content(copy) == before

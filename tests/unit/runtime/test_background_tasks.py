@@ -188,7 +188,7 @@ async def test_node_with_a_storage_error_of_one_partition_keeps_running(
         await client.publish("s", b"y")
     assert running._failure is None
     monkeypatch.setattr(Log, "checkpoint", lambda _: None)
-    running.request_stop(hand_over=False)
+    running.request_stop(transfer_leaderships=False)
     assert await running.stop() == 0
 
 

@@ -22,7 +22,7 @@ from liftpy.errors import (
     UnusableDataDirectoryError,
 )
 from sidecar.cli import sidecar as command
-from sidecar.runtime.restarts import EXIT_TO_REPAIR, count_restart, exit_after, momentary, pause_s, prevents_restart
+from sidecar.runtime.restarts import EXIT_TO_REPAIR, count_restart, exit_after, is_temporary, pause_s, prevents_restart
 from tests.each import each
 from tests.only_in import only_in
 
@@ -44,7 +44,7 @@ def caused(error: Exception, cause: Exception) -> Exception:
     ],
 )
 def test_restart_policy_of_a_temporary_disk_error_allows_a_restart(error: Exception) -> None:
-    assert momentary(error)
+    assert is_temporary(error)
 
 
 @each(
@@ -62,7 +62,7 @@ def test_restart_policy_of_a_temporary_disk_error_allows_a_restart(error: Except
     ],
 )
 def test_restart_policy_of_a_permanent_error_allows_no_restart(error: Exception | None) -> None:
-    assert not momentary(error)
+    assert not is_temporary(error)
 
 
 @each("error", [UnusableDataDirectoryError("the lock is a link"), NodeRemovedError("removed while paused")])

@@ -21,7 +21,7 @@ from liftpy.core.wire._pb import replication_pb2 as pb
 from liftpy.core.wire.worker_frames import FrameKind
 from liftpy.errors import ConfigError, CorruptionError, LiftError, StorageError
 from liftpy.nats.credentials import Credentials
-from sidecar.runtime.restarts import momentary, prevents_restart
+from sidecar.runtime.restarts import is_temporary, prevents_restart
 from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.tasks import TaskSet
 from sidecar.status.figures import MOST_ENDED, Figures
@@ -295,12 +295,14 @@ async def test_workers_stop_ends_combined_fetches_and_starts_no_others() -> None
 # ---- the node ----------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("error", "kind"),
-    [(StorageError("full"), "momentary"), (CorruptionError("damaged"), "never"), (LiftError("a bug"), "a restart may help")],
+    [(StorageError("full"), "temporary"), (CorruptionError("damaged"), "never"), (LiftError("a bug"), "a restart may help")],
 )
 def test_worker_process_failure_has_the_restart_policy_of_its_error(error: LiftError, kind: str) -> None:
-    body = json.dumps({"text": str(error), "momentary": momentary(error), "prevents_restart": prevents_restart(error)}).encode()
+    body = json.dumps(
+        {"text": str(error), "is_temporary": is_temporary(error), "prevents_restart": prevents_restart(error)}
+    ).encode()
     made = failure_of(2, body)
-    assert (momentary(made), prevents_restart(made)) == (kind == "momentary", kind == "never")
+    assert (is_temporary(made), prevents_restart(made)) == (kind == "temporary", kind == "never")
     assert "worker 2" in str(made)
     assert isinstance(made, WorkerError) == (kind == "a restart may help")
 
