@@ -256,8 +256,7 @@ class _WorkerStatusHandler(StatusHandler):
     def begin_history(self) -> None:
         """Start to take samples of the counters and to send them to the first process, which keeps the history of the node."""
         assert self.reporter is not None
-        self._sampler = Sampler(self.history, self.reporter, send_sample=self._sampled)
-        self._sampler.start()
+        self._start_sampler(Sampler(self.history, self.reporter, send_sample=self._sampled))
 
     def listen(self, *_: Any) -> None:
         """Do nothing, because only the first process subscribes to status requests."""

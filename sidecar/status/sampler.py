@@ -71,41 +71,24 @@ class Sampler:
         self._now = now
         self._last: tuple[float, int, ProcessSample] | None = None
         """Monotonic time in seconds, wall clock in seconds, and sums over all processes, of the last sample."""
-        self._loop: Any = None
-        self._timer: asyncio.Handle | None = None
         self.took_s = 0.0
         """Duration of the last sample with all its slices, in seconds."""
 
-    def start(self) -> None:
-        self.on(asyncio.get_running_loop())
+    async def run(self) -> None:
+        """Take samples until the call is canceled."""
+        while True:
+            await asyncio.sleep(self._until_next_s())
+            self.took_s, began = 0.0, self._now()
+            for _ in self.sample():
+                if self._now() - began > SLICE_S:
+                    self.took_s += self._now() - began
+                    await asyncio.sleep(0)
+                    began = self._now()
+            self.took_s += self._now() - began
 
-    def on(self, loop: Any) -> None:
-        """Start to take samples on the event loop ``loop``."""
-        self._loop = loop
-        self._wait()
-
-    def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _wait(self) -> None:
-        rest_s = min(self.took_s / PART_OF_LOOP, MOST_REST_S)
-        wall_s = self._wall() + max(0.0, rest_s - EVERY_S)
-        self._timer = self._loop.call_later(max(0.0, rest_s - EVERY_S) + EVERY_S - wall_s % EVERY_S, self._begin)
-
-    def _begin(self) -> None:
-        self.took_s = 0.0
-        self._continue(self.sample())
-
-    def _continue(self, steps: Iterator[None]) -> None:
-        began = self._now()
-        for _ in steps:
-            if self._now() - began > SLICE_S:
-                self.took_s += self._now() - began
-                self._timer = self._loop.call_soon(self._continue, steps)
-                return
-        self.took_s += self._now() - began
-        self._wait()
+    def _until_next_s(self) -> float:
+        rest_s = max(0.0, min(self.took_s / PART_OF_LOOP, MOST_REST_S) - EVERY_S)
+        return rest_s + EVERY_S - (self._wall() + rest_s) % EVERY_S
 
     def sample(self) -> Iterator[None]:
         """Sample the node's counters once and add a row to its history. Each ``yield`` is a point where other work may run."""

@@ -159,7 +159,7 @@ class StatusHandler:
         self.answers = PageAnswers(self.history, lambda: self.reporter, self._gather, self._most_bytes, guard=self._guard)
         self.answers.joins = self._joined_rows
         self.answers.node_events = self.events
-        self._sampler: Sampler | None = None
+        self._sample_task: asyncio.Task[None] | None = None
         self._watcher: NodeWatcher | None = None
         self._watch_task: asyncio.Task[None] | None = None
         self.url = ""
@@ -298,12 +298,14 @@ class StatusHandler:
     def begin_history(self) -> None:
         assert self.reporter is not None
         node = NodeStatus(self.reporter, self._workers)
-        self._sampler = Sampler(self.history, self.reporter, worker_samples=node.last_samples)
-        self._sampler.start()
+        self._start_sampler(Sampler(self.history, self.reporter, worker_samples=node.last_samples))
         self._watcher = NodeWatcher(self.events, self.reporter, node.watched)
         self._watch_task = spawn(self._watcher.run(), "watching the node for events")
         if self._poller is not None and self.url:
             self._history_task = spawn(self._poller.keep(), "copying the history of other nodes")
+
+    def _start_sampler(self, sampler: Sampler) -> None:
+        self._sample_task = spawn(sampler.run(), "sampling the counters of the node", endless=True)
 
     def _metadata_index(self) -> int:
         return self.reporter.group.image.index if self.reporter is not None else 0
@@ -412,13 +414,11 @@ class StatusHandler:
         return self._own(path, b"")
 
     async def close(self) -> None:
-        await end_tasks([self._history_task, self._watch_task])
+        await end_tasks([self._history_task, self._watch_task, self._sample_task])
         await self._reloads.end()
         await self.probes.close()
         for answers in (self.answers, self._pages, self._summaries):
             await answers.close()
-        if self._sampler is not None:
-            self._sampler.close()
         await self.serving.close()
 
 

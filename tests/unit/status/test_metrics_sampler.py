@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from math import isnan
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from sidecar.partition import metric_sums
 from sidecar.runtime import clock
 from sidecar.status import sampler
 from sidecar.status.sampler import MOST_COVERED_S, MOST_REST_S, SLICE_S, Sampler
+from tests.only_in import only_in
 from tests.unit.status.fake_reporter import a_reporter, a_worker, gathered, shown
 
 
@@ -101,32 +102,35 @@ def test_metrics_sampler_spreads_a_late_sample_over_its_seconds_and_drops_a_too_
 
 
 @pytest.mark.parametrize(("look_s", "rests_s"), [(0.0001, None), (0.01, MOST_REST_S)])
-def test_metrics_sampler_yields_between_slices_and_pauses_in_proportion_to_its_cost(
+async def test_metrics_sampler_yields_between_slices_and_pauses_in_proportion_to_its_cost(
     look_s: float, rests_s: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``rests_s``: the most, where samples cost so much that none would count any more."""
     monkeypatch.setattr(metric_sums, "ROWS_PER_STEP", 1 << 20)
     reporter = a_reporter([a_worker(partition=number) for number in range(2_000)])
-    now_s, soon, later = [0.0], [], []
+    now_s, waits_s = [0.0], []
 
     def now() -> float:
         now_s[0] += look_s  # each look at the clock is so much later
         return now_s[0]
 
+    async def sleep(wait_s: float) -> None:
+        waits_s.append(wait_s)
+        if wait_s and len(waits_s) > 1:
+            raise asyncio.CancelledError
+
+    only_in(monkeypatch, sampler, "asyncio", sleep=sleep)
     made = Sampler(History(), reporter, lambda: 5_000.25, now)
-    made.on(SimpleNamespace(call_soon=lambda *call: soon.append(call), call_later=lambda *call: later.append(call)))
-    assert [call[0] for call in later] == [0.75], "on the second"
-    later[0][1]()
-    turns = 0
-    while soon:
-        go_on, steps = soon.pop()
-        go_on(steps)
-        turns += 1
+    with pytest.raises(asyncio.CancelledError):
+        await made.run()
+    first_s, *slices, next_s = waits_s
+    assert first_s == 0.75, "on the second"
+    turns = len(slices)
     assert turns > 10
     assert made.took_s > SLICE_S * turns
     wanted_s = rests_s or made.took_s / sampler.PART_OF_LOOP
-    assert later[1][0] == pytest.approx(wanted_s, abs=1.0), "not each second then"
-    assert 1.0 < later[1][0] < MOST_COVERED_S, "the next one is that of all the time between"
+    assert next_s == pytest.approx(wanted_s, abs=1.0), "not each second then"
+    assert 1.0 < next_s < MOST_COVERED_S, "the next one is that of all the time between"
 
 
 def test_metrics_sampler_rows_include_worker_processes_of_the_node() -> None:
