@@ -13,12 +13,11 @@ from contextlib import aclosing
 from liftpy.client import Client, connect
 from liftpy.core.wire.subjects import JETSTREAM_INBOX, InboxRule, jetstream_api, reply_to
 from liftpy.errors import LiftError
-from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.connection import StrictConnection
 from liftpy.nats.request_guard import RequestGuard
 from sidecar.node.jetstream_reads import JsAnswer, JsRejection, StatelessReads, kind_of, rejection_answer, status
 from sidecar.runtime.settings import NodeSettings
-from sidecar.runtime.tasks import spawn
+from sidecar.runtime.tasks import TaskSet
 from sidecar.transport.connection import BusConnection, Listener, send_answer
 from sidecar.transport.credentials import Keys
 
@@ -46,11 +45,11 @@ class JetStreamHandler:
         self._before = jetstream_api(settings.jetstream_api, "")
         self._reads: StatelessReads | None = None
         self._listener: Listener | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet()
 
     def open(self) -> None:
         """Start a background task that connects a client and then subscribes to the requests."""
-        self._add(spawn(self._open(), "connecting for the JetStream API"))
+        self._tasks.start(self._open(), "connecting for the JetStream API")
 
     async def _open(self) -> None:
         settings = self._settings
@@ -77,10 +76,6 @@ class JetStreamHandler:
         self._listener = self._bus.listen(subject, handler, queue=f"{settings.namespace}-jetstream")
         logger.info("JetStream read API started subject=%s", subject)
 
-    def _add(self, task: asyncio.Task[None]) -> None:
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     def _request_arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         if reply_to(reply, (self._inboxes,), self._counters) is None:
             return
@@ -91,7 +86,7 @@ class JetStreamHandler:
             return
         self._counters["jetstream_requests"] += 1
         answering = self._guard.run(self._answer(reply, rest, bytes(payload)), reply)
-        self._add(spawn(answering, "a request of JetStream's read API"))
+        self._tasks.start(answering, "a request of JetStream's read API")
 
     async def _answer(self, reply: bytes, rest: str, body: bytes) -> None:
         assert self._reads is not None
@@ -113,6 +108,6 @@ class JetStreamHandler:
     async def close(self) -> None:
         if self._listener is not None:
             self._listener.close()
-        await end_tasks(list(self._tasks))
+        await self._tasks.end()
         if self._reads is not None:
             await self._reads.client.close()

@@ -105,6 +105,9 @@ class TaskSet:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._has_ended = False
 
+    def __len__(self) -> int:
+        return len(self._tasks)
+
     def start(self, work: Coroutine[Any, Any, Any], what: str) -> None:
         """Run ``work`` in a background task, as ``spawn`` does. ``what``: name of the task in the log."""
         if self._has_ended:
