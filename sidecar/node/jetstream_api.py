@@ -15,7 +15,8 @@ from liftpy.core.wire.subjects import JETSTREAM_INBOX, InboxRule, jetstream_api,
 from liftpy.errors import LiftError
 from liftpy.nats.connection import StrictConnection
 from liftpy.nats.request_guard import RequestGuard
-from sidecar.node.jetstream_reads import JsAnswer, JsRejection, StatelessReads, kind_of, rejection_answer, status
+from sidecar.node.jetstream_protocol import JsAnswer, JsRejection, kind_of, rejection_answer, status
+from sidecar.node.jetstream_reads import StatelessReads
 from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.tasks import TaskSet
 from sidecar.transport.connection import BusConnection, Listener, send_answer

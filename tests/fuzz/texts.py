@@ -29,7 +29,7 @@ from liftpy.errors import ConfigError
 from liftpy.spark.offsets import StreamOffsets, parse_spec, parse_times
 from liftpy.spark.options import OPTIONS, SINK_OPTIONS, SinkOptions, SourceOptions
 from sidecar.metadata import cluster_events as events_desk
-from sidecar.node.jetstream_reads import JsRejection, parse_request
+from sidecar.node.jetstream_protocol import JsRejection, parse_request
 from sidecar.partition.deletions import MOST_UNKNOWN, is_directory
 from sidecar.runtime import contexts
 from sidecar.status import answers
@@ -402,7 +402,7 @@ def decoders() -> list[Decoder]:
             lambda d: parse_request("DIRECT.GET.orders", d),
             (JsRejection,),
             make=damaged_json,
-            covers=("sidecar.node.jetstream_reads:parse_request", "sidecar.node.jetstream_reads:_fields"),
+            covers=("sidecar.node.jetstream_protocol:parse_request", "sidecar.node.jetstream_protocol:_fields"),
         ),
         Decoder(
             "positions",

@@ -17,7 +17,8 @@ from liftpy.config import StreamConfig
 from liftpy.core.publish.jetstream_headers import stream_of
 from liftpy.testing.memory import memory_cluster
 from sidecar.node import jetstream_reads
-from sidecar.node.jetstream_reads import JsAnswer, StatelessReads
+from sidecar.node.jetstream_protocol import JsAnswer
+from sidecar.node.jetstream_reads import StatelessReads
 from sidecar.runtime import tasks
 
 NOW_NS = 1_795_460_166_626_926_151

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.node.jetstream_reads import (
+from sidecar.node.jetstream_protocol import (
     JsRejection,
     kind_of,
     overlap,
