@@ -144,8 +144,8 @@ def parse_request(rest: str, body: bytes) -> JsRequest:
         raise JsRejection(404, 10059, "stream not found")
     fields = _fields(kind, body)
     if kind in (Kind.NAMES, Kind.LIST, Kind.STREAM):
-        return _parse_list(kind, stream, partition, fields)
-    return _parse_get(kind, stream, partition, fields)
+        return _list_request(kind, stream, partition, fields)
+    return _get_request(kind, stream, partition, fields)
 
 
 def _bad(kind: Kind, text: str, status: str = "Bad Request") -> JsRejection:
@@ -219,7 +219,7 @@ def _moment(kind: Kind, text: object) -> int:
     return min(max(at_ns, 0), _LAST_NS)  # years 1 and 9999 are before and after every record
 
 
-def _parse_list(kind: Kind, stream: str, partition: int, fields: Mapping[str, Any]) -> JsRequest:
+def _list_request(kind: Kind, stream: str, partition: int, fields: Mapping[str, Any]) -> JsRequest:
     if fields.get("subjects_filter") or fields.get("deleted_details"):
         raise _bad(kind, "bad request: subjects_filter and deleted_details are not supported")
     subject = _subject(kind, fields["subject"]) if "subject" in fields else ""
@@ -227,7 +227,7 @@ def _parse_list(kind: Kind, stream: str, partition: int, fields: Mapping[str, An
     return JsRequest(kind=kind, stream=stream, partition=partition, page_offset=offset, subject=subject)
 
 
-def _parse_get(kind: Kind, stream: str, partition: int, fields: Mapping[str, Any]) -> JsRequest:
+def _get_request(kind: Kind, stream: str, partition: int, fields: Mapping[str, Any]) -> JsRequest:
     """Return the record selection in the JSON ``fields`` of a get request.
 
     As in nats-server, a request must have exactly one kind of selection. Otherwise JsRejection is raised.
