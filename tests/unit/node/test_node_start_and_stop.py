@@ -190,7 +190,7 @@ async def test_node_stop_transfers_leadership_and_writes_the_clean_marker_only_i
     transfers: bool,
     is_clean: bool,
 ) -> None:
-    async def stop_workers() -> bool:
+    async def stop_workers(left_s: float) -> bool:
         return workers_are_clean
 
     node = await started(world)
