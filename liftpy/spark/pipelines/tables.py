@@ -821,7 +821,13 @@ class IcebergDirectory(Table):
     def _catalog(self) -> Any:
         from pyiceberg.catalog.sql import SqlCatalog
 
-        return SqlCatalog("liftpy", uri=f"sqlite:///{self.root / CATALOG}", warehouse=self.root.as_uri())
+        return SqlCatalog("liftpy", uri=f"sqlite:///{self.root / CATALOG}", warehouse=self._location)
+
+    @property
+    def _location(self) -> str:
+        """Location of a new table. pyiceberg takes an escaped character of a URL for a part of the path, so there is none."""
+        url = self.root.as_uri()
+        return url if unquote(url) == url else str(self.root)
 
     def state(self, marks: Iterable[str] = ()) -> TableState | None:
         from pyiceberg.exceptions import NoSuchTableError
@@ -881,7 +887,7 @@ class IcebergDirectory(Table):
         self.root.mkdir(parents=True, exist_ok=True)
         catalog = self._catalog()
         catalog.create_namespace_if_not_exists(NAME[0])
-        return catalog.create_table_transaction(NAME, schema, self.root.as_uri(), properties=_NO_RETRY)
+        return catalog.create_table_transaction(NAME, schema, self._location, properties=_NO_RETRY)
 
     def forget_old_files(self) -> None:
         """Delete files that no version of the table that was current in the last ``KEPT_S`` seconds uses.

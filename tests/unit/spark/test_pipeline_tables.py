@@ -283,6 +283,18 @@ def test_spark_archive_table_under_another_path_has_no_orphans(tmp_path: Path, k
     assert [pq.read_metadata(file).num_rows for file in state_of(again).files] == [10]
 
 
+@pytest.mark.parametrize("name", ["orders", "my orders", "örders", "a#b", "env=prod"])
+def test_spark_table_has_all_its_files_in_its_directory(tmp_path: Path, kind: str, name: str) -> None:
+    """Otherwise a copy of the directory is not a copy of the table."""
+    root = tmp_path / name
+    table = opened(root, kind)
+    assert table.state() is None
+    table.commit(committed(root, 0, 10, 0), SCHEMA)
+    table.commit(committed(root, 10, 20, 1), SCHEMA)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert state_of(table_at(root)).record_count == 20
+
+
 @pytest.mark.parametrize(
     "start",
     [
