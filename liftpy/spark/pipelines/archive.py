@@ -428,9 +428,10 @@ class _BatchCommitter:
 
     def _next_commit(self, ranges: list[ArchivedRange], query_id: str, batch_id: int) -> TableCommit | None:
         accepts_loss = not self._options.fail_on_data_loss
-        state = self._table.state(marks_of(ranges, query_id))
+        state = self._table.state(marks_of(ranges, query_id) | {epoch_mark(*one.key) for one in ranges})
         if state is not None and self._table.is_changed:
             check_table_columns(state.schema, arrow_schema(self._options.columns), str(self._table.root))
+            check_has_all_records(state, str(self._table.root))
             if not accepts_loss:
                 self._table.check_rollback(state)
         marks = {} if state is None else state.marks

@@ -625,23 +625,30 @@ class DeltaDirectory(Table):
 
     def commit(self, commit: TableCommit, schema: pa.Schema, *, replace: bool = False) -> int:
         from deltalake import DeltaTable, Schema
-        from deltalake.exceptions import CommitFailedError
+        from deltalake.exceptions import CommitFailedError, DeltaError
         from deltalake.transaction import CommitProperties, Transaction, create_table_with_add_actions
 
         check_files(self.root, commit.files)
         adds = [_add_action(one) for one in commit.files]
+        # delta-rs would repeat the commit on a newer version, which may have been set back or filled by another program
         properties = CommitProperties(
-            app_transactions=[Transaction(mark, value) for mark, value in sorted(commit.marks.items())]
+            max_commit_retries=0,
+            app_transactions=[Transaction(mark, value) for mark, value in sorted(commit.marks.items())],
         )
         delta_schema = Schema.from_arrow(schema)
         with _delta_errors(self.root):
             if self._seen is None:
-                if DeltaTable.is_deltatable(str(self.root)):
+                try:
+                    create_table_with_add_actions(
+                        str(self.root), delta_schema, adds, mode="error", commit_properties=properties
+                    )
+                except DeltaError as error:
+                    if not DeltaTable.is_deltatable(str(self.root)):
+                        raise
                     raise FencedError(
                         f"Another process created table {self.root} at the same time. Only one archive may write to a table: "
                         "stop the other one."
-                    )
-                create_table_with_add_actions(str(self.root), delta_schema, adds, mode="error", commit_properties=properties)
+                    ) from error
             else:
                 mode, version = "overwrite" if replace else "append", self._seen.version()
                 try:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from liftpy.errors import ConfigError, DataLossError, StorageError
+from liftpy.errors import ConfigError, DataLossError, FencedError, StorageError
 from liftpy.spark.options import Access
 from liftpy.spark.pipelines import archive, compact, replay
 from liftpy.spark.pipelines.archive import ArchivePlan, archived, outlook, whole
@@ -168,6 +168,60 @@ def test_spark_archive_is_fenced_if_another_archive_commits_at_the_same_time(
         run.commit(1)
     monkeypatch.undo()
     assert offsets_in(plan.table) == list(range(20))
+
+
+def test_spark_archive_is_fenced_if_its_table_is_created_at_the_same_time_as_another_one(
+    plan: ArchivePlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both archives have seen that there is no table, and the other one is faster."""
+    run, other = Archive(plan), Archive(plan)
+    if plan.kind == "delta":
+        from deltalake import transaction
+
+        module, name = transaction, "create_table_with_add_actions"
+    else:
+        from pyiceberg.catalog.sql import SqlCatalog
+
+        module, name = SqlCatalog, "create_table_transaction"
+    create = getattr(module, name)
+
+    def create_late(*args: Any, **kwargs: Any) -> Any:
+        monkeypatch.undo()
+        other.commit(0, "other")
+        return create(*args, **kwargs)
+
+    monkeypatch.setattr(module, name, create_late)
+    with pytest.raises(Exception, match=r"\[FENCED\] Cannot archive orders/0 \[0, 10\)"):
+        run.commit(0)
+    assert offsets_in(plan.table) == list(range(10))
+
+
+def test_spark_archive_into_a_table_that_compact_has_created_since_its_start_raises_config_error(
+    plan: ArchivePlan,
+) -> None:
+    """Neither program could read the table again."""
+    run = Archive(plan)
+    latest_of(plan, table_at(plan.table, plan.kind), 0)
+    with pytest.raises(Exception, match=r"\[CONFIG\] Table .* is the output of liftpy spark compact"):
+        run.commit(0, tens=1)
+    assert offsets_in(plan.table) == list(range(10))
+
+
+def test_spark_compact_is_fenced_if_another_program_adds_rows_to_its_output_during_the_run(
+    plan: ArchivePlan,
+) -> None:
+    """The new content would have these rows, too, although the run has not merged them."""
+    latest_of(plan, table_at(plan.table, plan.kind), 0)
+    run, other = table_at(plan.table), table_at(plan.table)
+    run.state()
+    other.state()
+    written = write_range(PLANNED, [rows(0, 10)], SCHEMA, WriterSettings(plan.table))
+    other.commit(TableCommit((TableFile(written.path, written.size_bytes, 10),), {}), SCHEMA)
+    path = latest_path("f" * 32)
+    count, size_bytes = write_file(run.root / path, [rows(10, 20)], SCHEMA, "zstd")
+    with pytest.raises(FencedError):
+        run.commit(TableCommit((TableFile(path, size_bytes, count),), {MARK: 20}), SCHEMA, replace=True)
+    assert offsets_in(plan.table) == sorted([*range(10), *range(10)])
 
 
 # ---- set back --------------------------------------------------------------------------------------------------------
