@@ -432,11 +432,14 @@ def _from_files(share: ReplayShare) -> Iterator[pa.RecordBatch]:
     with with_error_code():
         for path in share.files:
             try:
-                file = pq.ParquetFile(path)
-                columns = [name for name in COLUMNS if name in file.schema_arrow.names]
-                for batch in file.iter_batches(columns=columns, batch_size=_BATCH_ROWS):
-                    offsets = batch.column("offset")
-                    wanted = pc.and_(pc.greater_equal(offsets, planned.start_offset), pc.less(offsets, planned.end_offset))
-                    yield batch.filter(wanted)
+                with pq.ParquetFile(path) as file:
+                    columns = [name for name in COLUMNS if name in file.schema_arrow.names]
+                    for group in range(file.num_row_groups):  # a batch of several groups may be larger than the memory
+                        for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group], columns=columns):
+                            offsets = batch.column("offset")
+                            wanted = pc.and_(
+                                pc.greater_equal(offsets, planned.start_offset), pc.less(offsets, planned.end_offset)
+                            )
+                            yield batch.filter(wanted)
             except (OSError, pa.ArrowException) as error:
                 raise StorageError(f"Cannot read archive file {path}: {error}. Check the path and its permissions.") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from liftpy.client.client import Client
 from liftpy.config import StreamConfig
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError, DataLossError, FencedError, NotFoundError, StorageError
@@ -24,7 +25,7 @@ from liftpy.spark.offsets import EARLIEST, OffsetSpec
 from liftpy.spark.options import Access, SourceOptions
 from liftpy.spark.pipelines import compact, replay
 from liftpy.spark.pipelines.archive import ArchivePlan, OrphanFiles, find_orphans, remove_orphans, whole
-from liftpy.spark.pipelines.archive_writer import WriterSettings, write_file, write_range
+from liftpy.spark.pipelines.archive_writer import ROW_GROUP_BYTES, WriterSettings, write_file, write_range
 from liftpy.spark.pipelines.tables import (
     CATALOG,
     DATA,
@@ -356,19 +357,14 @@ def test_spark_archive_table_in_a_directory_with_a_character_of_urls_or_patterns
         table_at(tmp_path / name)
 
 
-async def test_spark_replay_from_the_middle_of_an_archived_file_stores_the_later_records(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The first rows of the file are not in the range."""
+@pytest.fixture
+async def copies(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
+    """Start a cluster in memory with the stream ``copies``, which replays of the test reach. Return its client."""
     loop = asyncio.get_running_loop()
 
     def call(work: Coroutine[Any, Any, Any], _: float) -> Any:
         return asyncio.run_coroutine_threadsafe(work, loop).result(30)
 
-    schema = arrow_schema(replay.COLUMNS)
-    rows = pa.RecordBatch.from_pylist([{"value": b"%d" % offset, "offset": offset} for offset in range(40_000)], schema)
-    planned = replace(PLANNED, partition=0, start_offset=0, end_offset=40_000)
-    file = write_range(planned, [rows], schema, WriterSettings(str(tmp_path)))
     async with memory_cluster() as cluster, cluster.client() as client:
 
         async def transport(_: float) -> Any:
@@ -377,13 +373,42 @@ async def test_spark_replay_from_the_middle_of_an_archived_file_stores_the_later
         link = SimpleNamespace(transport=transport, call=call, subjects=Subjects())
         monkeypatch.setattr(replay, "link_to", lambda access: link)
         await client.create_stream("copies", "copies")
-        plan = replay.ReplayPlan(stream="orders", target="copies", name="again", table=str(tmp_path))
-        share = replay.ReplayShare(replace(planned, start_offset=20_000, end_offset=20_010), (str(tmp_path / file.path),))
+        yield client
+
+
+async def test_spark_replay_from_the_middle_of_an_archived_file_stores_the_later_records(
+    copies: Client, tmp_path: Path
+) -> None:
+    """The first rows of the file are not in the range."""
+    schema = arrow_schema(replay.COLUMNS)
+    rows = pa.RecordBatch.from_pylist([{"value": b"%d" % offset, "offset": offset} for offset in range(40_000)], schema)
+    planned = replace(PLANNED, partition=0, start_offset=0, end_offset=40_000)
+    file = write_range(planned, [rows], schema, WriterSettings(str(tmp_path)))
+    plan = replay.ReplayPlan(stream="orders", target="copies", name="again", table=str(tmp_path))
+    share = replay.ReplayShare(replace(planned, start_offset=20_000, end_offset=20_010), (str(tmp_path / file.path),))
+    done = await asyncio.to_thread(replay.replay_share, plan, 1, share)
+    assert (done.records, done.known) == (10, 0)
+    assert [record.value async for record in copies.consume("copies", 0, until="end")] == [
+        b"%d" % i for i in range(20_000, 20_010)
+    ]
+
+
+async def test_spark_replay_of_large_archived_records_holds_one_row_group_in_memory(copies: Client, tmp_path: Path) -> None:
+    schema, size_bytes, count = arrow_schema(replay.COLUMNS), 500_000, 200
+    rows = (pa.RecordBatch.from_pylist([{"value": bytes(size_bytes), "offset": offset}], schema) for offset in range(count))
+    planned = replace(PLANNED, partition=0, start_offset=0, end_offset=count)
+    file = write_range(planned, rows, schema, WriterSettings(str(tmp_path)))
+    plan = replay.ReplayPlan(stream="orders", target="copies", name="again", table=str(tmp_path))
+    # one range at the end of the file: only reading it needs memory
+    share = replay.ReplayShare(replace(planned, start_offset=count - 1), (str(tmp_path / file.path),))
+    before, pool = pa.default_memory_pool(), pa.system_memory_pool()
+    pa.set_memory_pool(pool)
+    try:
         done = await asyncio.to_thread(replay.replay_share, plan, 1, share)
-        assert (done.records, done.known) == (10, 0)
-        assert [record.value async for record in client.consume("copies", 0, until="end")] == [
-            b"%d" % i for i in range(20_000, 20_010)
-        ]
+    finally:
+        pa.set_memory_pool(before)
+    assert done.records == 1
+    assert pool.max_memory() < 3 * ROW_GROUP_BYTES
 
 
 async def test_spark_compact_after_an_unclean_election_raises_data_loss(monkeypatch: pytest.MonkeyPatch) -> None:
