@@ -313,8 +313,9 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._has_too_few_records(readable, ends):
             return start_at
         uids = {**start_at.uids, **end.uids}
-        if not isinstance(limit, ReadAllAvailable):
-            ends = self._apply_limit(limit, readable, ends, uids)
+        if not isinstance(limit, ReadAllAvailable):  # streams of the target that were deleted since then have no leaders to ask
+            present = {key: offset for key, offset in ends.items() if key in views and views[key].uid == uids[key[0]]}
+            ends = {**ends, **self._apply_limit(limit, readable, present, uids)}
         end_offsets = self._with_starts(
             StreamOffsets(ends, uids, self._epochs_at(ends, start_at, end)), start_at, starts, added
         )
