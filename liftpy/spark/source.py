@@ -40,6 +40,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from liftpy.client.client import Client
+from liftpy.client.positions import Position
 from liftpy.core.base.ids import PartitionKey
 from liftpy.errors import ConfigError, DataLossError, LiftError, NotFoundError, OutcomeUnknownError, UnavailableError
 from liftpy.spark.catalog import BOUNDS_AGE_S, Catalog
@@ -105,8 +106,10 @@ class CursorWriter:
         """Write the position ``offsets`` of the query to the cursor. Return whether the cluster has stored it."""
         if self._clock() < self._not_before_s:
             return False
-        positions = {
-            PartitionKey(stream, offsets.uids[stream], partition): offset
+        positions = {  # the log may have other records by now, so the leaders are not asked for the LeaderEpochs
+            PartitionKey(stream, uid := offsets.uids[stream], partition): Position(
+                uid, offset, offsets.epochs.get((stream, partition), 0)
+            )
             for (stream, partition), offset in offsets.next_offsets.items()
         }
         try:
@@ -117,7 +120,7 @@ class CursorWriter:
             return False
         return True
 
-    async def _set(self, positions: dict[PartitionKey, int]) -> None:
+    async def _set(self, positions: dict[PartitionKey, Position]) -> None:
         try:
             async with asyncio.timeout(PATIENCE_S):
                 transport = await self._link.transport(PATIENCE_S)
