@@ -29,6 +29,7 @@ from liftpy.spark.pipelines.archive_writer import ROW_GROUP_BYTES, WriterSetting
 from liftpy.spark.pipelines.tables import (
     CATALOG,
     DATA,
+    KEPT_S,
     Table,
     TableCommit,
     TableFile,
@@ -201,16 +202,19 @@ def test_spark_table_cleanup_keeps_files_that_another_run_of_compact_reads_or_wr
     table = opened(tmp_path, kind)
     (one, old), (two, new) = latest(tmp_path, 0), latest(tmp_path, 10)
     table.commit(one, SCHEMA, replace=True)
-    kept_s = 0.3 if kind == "iceberg" else 7 * 24 * 3600.0
-    monkeypatch.setattr("liftpy.spark.pipelines.tables.KEPT_S", kept_s)
+    clock = SimpleNamespace(time=time.time)
+    monkeypatch.setattr("liftpy.spark.pipelines.tables.time", clock)
     os.utime(old, (1, 1))
-    time.sleep(0.4)
+    between_s = time.time() + 0.01
+    time.sleep(0.02)
     table.commit(two, SCHEMA, replace=True)
     unfinished = latest(tmp_path, 20)[1]
+    if kind == "iceberg":
+        clock.time = lambda: between_s + KEPT_S
     table.forget_old_files()
     assert [Path(file).is_file() for file in (old, new, unfinished)] == [True] * 3
     if kind == "iceberg":
-        time.sleep(0.4)
+        clock.time = lambda: time.time() + KEPT_S + 1
         table.forget_old_files()
         assert [Path(file).is_file() for file in (old, new)] == [False, True]
 
