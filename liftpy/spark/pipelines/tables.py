@@ -50,6 +50,8 @@ MANIFEST = pa.schema(
         ("size_bytes", pa.int64()),
         ("oldest_us", pa.int64()),
         ("newest_us", pa.int64()),
+        ("deletes_end_low", pa.int64()),
+        ("deletes_end_high", pa.int64()),
     ]
 )
 """Schema with one row per range: the fields of ArchivedRange."""
@@ -162,6 +164,8 @@ class ArchivedRange:
         size_bytes: Size of the file, in bytes.
         oldest_us: Smallest timestamp, in microseconds since 1970. 0: the column is not archived.
         newest_us: Largest timestamp, in microseconds since 1970. 0: the column is not archived.
+        deletes_end_low: Lowest offset (exclusive) below which a replica that sent the records could lack tombstones.
+        deletes_end_high: Highest such offset.
     """
 
     stream: str
@@ -174,6 +178,8 @@ class ArchivedRange:
     size_bytes: int = 0
     oldest_us: int = 0
     newest_us: int = 0
+    deletes_end_low: int = 0
+    deletes_end_high: int = 0
 
     @property
     def key(self) -> tuple[str, int]:
@@ -226,7 +232,7 @@ def marks_of(ranges: Iterable[ArchivedRange], query_id: str) -> set[str]:
     """Return the names of the marks that ``commit_of`` needs to commit ``ranges``."""
     wanted = {batch_mark(query_id)}
     for one in ranges:
-        wanted |= {end_mark(one.stream, one.partition), uid_mark(one.stream, one.uid)}
+        wanted |= {mark(*one.key) for mark in (end_mark, deletes_mark, missed_mark)} | {uid_mark(one.stream, one.uid)}
     return wanted
 
 
@@ -278,12 +284,32 @@ def commit_of(
                 _check_follows(one, end, fail_on_data_loss=fail_on_data_loss)
             else:
                 new_marks[start_mark(*key)] = one.start_offset
+            new_marks |= _tombstone_marks(one, marks, is_first=end is None)
             end = one.end_offset
             new_marks |= {end_mark(*key): end, uid_mark(one.stream, one.uid): 1}
             marks = {**marks, **new_marks}
     return TableCommit(
         tuple(TableFile(one.path, one.size_bytes, one.record_count, one) for one in ordered if one.path), new_marks
     )
+
+
+def _tombstone_marks(one: ArchivedRange, marks: Mapping[str, int], *, is_first: bool) -> dict[str, int]:
+    """Return new marks about tombstones that compaction may have removed before the range ``one`` was read.
+
+    The records before a tombstone may be in the table. A replica sends them if it has not compacted its log up to the tombstone.
+    The table then lacks the deletion of their keys if the range came from a replica that had removed the tombstone.
+
+    Worked example: the table has offsets up to 100, from replicas with a ``deletes_end`` of 40 or more. The range [100, 200) comes
+    from a replica with a ``deletes_end`` of 150. So tombstones below 150 may be missing.
+
+    ``marks``: values of the marks in the table. ``is_first``: True if the table has no earlier range of the partition.
+    """
+    low = one.deletes_end_low if is_first else min(one.deletes_end_low, marks.get(deletes_mark(*one.key), 0))
+    missed = min(one.end_offset, one.deletes_end_high)
+    new_marks = {deletes_mark(*one.key): low} if low or deletes_mark(*one.key) in marks else {}
+    if missed > max(one.start_offset, low):
+        new_marks[missed_mark(*one.key)] = missed
+    return new_marks
 
 
 def _check_archived_before(one: ArchivedRange, batch_id: int, newest: int, marks: Mapping[str, int]) -> None:
@@ -493,6 +519,19 @@ def start_mark(stream: str, partition: int) -> str:
 def epoch_mark(stream: str, partition: int) -> str:
     """Return the name of the mark that stores the LeaderEpoch of the last record below the end offset. Value 0: not known."""
     return f"liftpy/{stream}/{partition}{_EPOCH}"
+
+
+def deletes_mark(stream: str, partition: int) -> str:
+    """Return the name of the mark that stores the lowest ``deletes_end`` of the replicas that sent the records in the table.
+
+    A tombstone at this offset or later may delete a key that the table has. No mark means 0.
+    """
+    return f"liftpy/{stream}/{partition}/deletes"
+
+
+def missed_mark(stream: str, partition: int) -> str:
+    """Return the name of the mark that stores the offset (exclusive) below which the table of an archive may lack tombstones."""
+    return f"liftpy/{stream}/{partition}/missed"
 
 
 def uid_mark(stream: str, uid: str) -> str:

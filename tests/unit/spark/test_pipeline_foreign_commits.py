@@ -75,7 +75,11 @@ class Archive:
         planned = replace(PLANNED, start_offset=first, end_offset=first + 10)
         batch = rows(planned.start_offset, planned.end_offset)
         written = write_range(planned, [batch], SCHEMA, WriterSettings(self._root))
-        frame = MagicMock(collect=lambda: [SimpleNamespace(asDict=lambda: asdict(written))])
+        self.commit_ranges(number, [asdict(written)], query)
+
+    def commit_ranges(self, number: int, ranges: list[dict[str, Any]], query: str = "q") -> None:
+        """Commit micro-batch ``number`` of the query, whose tasks have returned the rows ``ranges``."""
+        frame = MagicMock(collect=lambda: [SimpleNamespace(asDict=lambda one=one: one) for one in ranges])
         frame.sparkSession.sparkContext.getLocalProperty.return_value = query
         self._function(frame, number)
 
