@@ -232,7 +232,8 @@ def marks_of(ranges: Iterable[ArchivedRange], query_id: str) -> set[str]:
     """Return the names of the marks that ``commit_of`` needs to commit ``ranges``."""
     wanted = {batch_mark(query_id)}
     for one in ranges:
-        wanted |= {mark(*one.key) for mark in (end_mark, deletes_mark, missed_mark)} | {uid_mark(one.stream, one.uid)}
+        wanted |= {mark(*one.key) for mark in (end_mark, deletes_mark, missed_mark)}
+        wanted |= {uid_mark(one.stream, one.uid), stream_mark(one.stream)}
     return wanted
 
 
@@ -286,7 +287,7 @@ def commit_of(
                 new_marks[start_mark(*key)] = one.start_offset
             new_marks |= _tombstone_marks(one, marks, is_first=end is None)
             end = one.end_offset
-            new_marks |= {end_mark(*key): end, uid_mark(one.stream, one.uid): 1}
+            new_marks |= {end_mark(*key): end, uid_mark(one.stream, one.uid): 1, stream_mark(one.stream): 1}
             marks = {**marks, **new_marks}
     return TableCommit(
         tuple(TableFile(one.path, one.size_bytes, one.record_count, one) for one in ordered if one.path), new_marks
@@ -338,6 +339,21 @@ def check_uid(stream: str, uid: str, marks: Mapping[str, int]) -> None:
             f"The table has records of a deleted stream {stream}. The current stream of this name has uid {uid}. "
             "Archive it into a new table with a new checkpoint."
         )
+
+
+def check_streams(state: TableState, uids: Mapping[str, str]) -> None:
+    """Raise NotFoundError if the table has records of an earlier stream with the name of one in ``uids`` [R9].
+
+    The earlier stream may have had other partitions, so that the table has no end of any partition of the new one.
+
+    ``state``: state of the table, with the marks of the streams and of their uids. ``uids``: uid of each stream, by name.
+    """
+    for stream, uid in uids.items():
+        if uid_mark(stream, uid) in state.marks:
+            continue
+        names = (parse_file(file.rpartition("/")[2]) for file in state.files)  # tables of old archives lack the mark
+        if stream_mark(stream) in state.marks or any(name is not None and name.stream == stream for name in names):
+            check_uid(stream, uid, state.marks)
 
 
 def _check_follows(one: ArchivedRange, end: int, *, fail_on_data_loss: bool) -> None:
@@ -532,6 +548,11 @@ def deletes_mark(stream: str, partition: int) -> str:
 def missed_mark(stream: str, partition: int) -> str:
     """Return the name of the mark that stores the offset (exclusive) below which the table of an archive may lack tombstones."""
     return f"liftpy/{stream}/{partition}/missed"
+
+
+def stream_mark(stream: str) -> str:
+    """Return the name of the mark that says that the table of an archive has records of ``stream``. Tables of old archives lack it."""
+    return f"liftpy/{stream}/uid"
 
 
 def uid_mark(stream: str, uid: str) -> str:

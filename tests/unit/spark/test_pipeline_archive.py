@@ -101,7 +101,14 @@ def test_spark_archive_repeated_micro_batch_commits_nothing() -> None:
     files = tuple(TableFile(one.path, one.size_bytes, one.record_count, one) for one in (ranges[1], ranges[0], ranges[2]))
     assert commit_of(ranges, "q", 7, KNOWN) == TableCommit(
         files,
-        {"q": 7, "liftpy/orders/0": 900, "liftpy/orders/1": 10, "liftpy/orders/1/start": 0, "liftpy/orders/uid/u": 1},
+        {
+            "q": 7,
+            "liftpy/orders/0": 900,
+            "liftpy/orders/1": 10,
+            "liftpy/orders/1/start": 0,
+            "liftpy/orders/uid": 1,
+            "liftpy/orders/uid/u": 1,
+        },
     )
     repeated = [part(300, 500), part(200, 300)]
     assert commit_of(repeated, "q", 6, KNOWN) is None

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from liftpy.errors import ConfigError, DataLossError, FencedError, StorageError
+from liftpy.errors import ConfigError, DataLossError, FencedError, NotFoundError, StorageError
 from liftpy.spark.options import Access
 from liftpy.spark.pipelines import archive, compact, replay
 from liftpy.spark.pipelines.archive import ArchivePlan, archived, outlook, whole
@@ -226,6 +226,40 @@ def test_spark_compact_is_fenced_if_another_program_adds_rows_to_its_output_duri
     with pytest.raises(FencedError):
         run.commit(TableCommit((TableFile(path, size_bytes, count),), {MARK: 20}), SCHEMA, replace=True)
     assert offsets_in(plan.table) == sorted([*range(10), *range(10)])
+
+
+def written_range(plan: ArchivePlan, uid: str, partition: int) -> dict[str, Any]:
+    """Write the first ten records of a partition to a file of the table. Return its description."""
+    planned = replace(PLANNED, uid=uid, partition=partition)
+    return asdict(write_range(planned, [rows(0, 10)], SCHEMA, WriterSettings(plan.table)))
+
+
+def test_spark_archive_of_a_recreated_stream_with_other_partitions_raises_not_found(plan: ArchivePlan, node: FakeNode) -> None:
+    """The table has no end of partition 1. With its records, it would seem to have partition 0 of the new stream, too."""
+    accepts = replace(plan, source={**plan.source, "failOnDataLoss": "false"})
+    run = archive_batches(accepts, 0)
+    node.add_stream("orders", uid="new", partitions=2)
+    with pytest.raises(Exception, match=r"\[NOT_FOUND\] The table has records of a deleted stream orders"):
+        run.commit_ranges(1, [written_range(plan, "new", 1)])
+    assert offsets_in(plan.table) == list(range(10))
+    for start in (
+        lambda: Archive(accepts),
+        lambda: outlook(accepts),
+        lambda: whole(MagicMock(), plan.table, "orders", plan.source),
+    ):
+        with pytest.raises(NotFoundError, match="records of a deleted stream orders"):
+            start()
+
+
+def test_spark_archive_of_a_recreated_stream_without_the_archived_partitions_raises_not_found(
+    plan: ArchivePlan, node: FakeNode
+) -> None:
+    node.add_stream("orders", uid="uid", partitions=2)
+    Archive(plan).commit_ranges(0, [written_range(plan, "uid", 1)])
+    node.add_stream("orders", uid="new", partitions=1)
+    for start in (lambda: Archive(plan), lambda: outlook(plan)):
+        with pytest.raises(NotFoundError, match="records of a deleted stream orders"):
+            start()
 
 
 # ---- set back --------------------------------------------------------------------------------------------------------
