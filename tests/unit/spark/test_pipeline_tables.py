@@ -21,6 +21,7 @@ from liftpy.client.client import Client
 from liftpy.config import StreamConfig
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError, DataLossError, FencedError, NotFoundError, StorageError
+from liftpy.spark.failures import SourceError
 from liftpy.spark.offsets import EARLIEST, OffsetSpec
 from liftpy.spark.options import Access, SourceOptions
 from liftpy.spark.pipelines import compact, replay
@@ -395,6 +396,30 @@ async def test_spark_replay_from_the_middle_of_an_archived_file_stores_the_later
     assert [record.value async for record in copies.consume("copies", 0, until="end")] == [
         b"%d" % i for i in range(20_000, 20_010)
     ]
+
+
+async def test_spark_replay_with_another_partitioner_under_the_same_name_stores_nothing(copies: Client, tmp_path: Path) -> None:
+    await copies.create_stream("spread", "spread", partitions=4)
+    schema = arrow_schema(replay.COLUMNS)
+    rows = pa.RecordBatch.from_pylist([{"key": b"%d" % i, "value": b"%d" % i, "offset": i} for i in range(100)], schema)
+    planned = replace(PLANNED, partition=0, start_offset=0, end_offset=100)
+    file = write_range(planned, [rows], schema, WriterSettings(str(tmp_path)))
+    share = replay.ReplayShare(planned, (str(tmp_path / file.path),))
+    for keeps, others in ((True, False), (False, True)):
+        name = f"keep {keeps}"
+        plan = replay.ReplayPlan(stream="orders", target="spread", name=name, table=str(tmp_path), keep_partitions=keeps)
+        first = await asyncio.to_thread(replay.replay_share, plan, 1, share)
+        assert (first.records, first.known) == (100, 0)
+        stored = await ends_of(copies, "spread")
+        with pytest.raises(SourceError, match=r"DIVERGED_PRODUCER.*--partitioner"):
+            await asyncio.to_thread(replay.replay_share, replace(plan, keep_partitions=others), 1, share)
+        assert await ends_of(copies, "spread") == stored
+        again = await asyncio.to_thread(replay.replay_share, plan, 1, share)
+        assert (again.records, again.known) == (100, 100)
+
+
+async def ends_of(client: Client, stream: str) -> list[int]:
+    return [len([record async for record in client.consume(stream, number, until="end")]) for number in range(4)]
 
 
 async def test_spark_replay_of_large_archived_records_holds_one_row_group_in_memory(copies: Client, tmp_path: Path) -> None:
