@@ -77,10 +77,14 @@ def write_range(
         if not final.exists():
             oldest: int | None = None
             newest = 0
+            first_offset = last_offset = -1
 
             def noted() -> Iterator[pa.RecordBatch]:
-                nonlocal oldest, newest
+                nonlocal oldest, newest, first_offset, last_offset
                 for batch in batches:
+                    if batch.num_rows:
+                        last_offset = batch["offset"][-1].as_py()
+                        first_offset = batch["offset"][0].as_py() if first_offset < 0 else first_offset
                     if "timestamp" in schema.names and batch.num_rows:
                         bounds = pc.min_max(batch["timestamp"].cast(pa.int64()))
                         oldest = min(bounds["min"].as_py(), bounds["min"].as_py() if oldest is None else oldest)
@@ -88,7 +92,15 @@ def write_range(
                     yield batch
 
             def description(rows: int) -> dict[str, str]:
-                described = replace(with_deletes(), path=name.path, record_count=rows, oldest_us=oldest or 0, newest_us=newest)
+                described = replace(
+                    with_deletes(),
+                    path=name.path,
+                    record_count=rows,
+                    oldest_us=oldest or 0,
+                    newest_us=newest,
+                    first_offset=first_offset,
+                    last_offset=last_offset,
+                )
                 return {_RANGE_METADATA_KEY.decode(): json.dumps(asdict(described))}
 
             def with_deletes() -> ArchivedRange:

@@ -52,6 +52,8 @@ MANIFEST = pa.schema(
         ("newest_us", pa.int64()),
         ("deletes_end_low", pa.int64()),
         ("deletes_end_high", pa.int64()),
+        ("first_offset", pa.int64()),
+        ("last_offset", pa.int64()),
     ]
 )
 """Schema with one row per range: the fields of ArchivedRange."""
@@ -166,6 +168,8 @@ class ArchivedRange:
         newest_us: Largest timestamp, in microseconds since 1970. 0: the column is not archived.
         deletes_end_low: Lowest offset (exclusive) below which a replica that sent the records could lack tombstones.
         deletes_end_high: Highest such offset.
+        first_offset: Offset of the first record. -1: not known, or the range has no records.
+        last_offset: Offset of the last record. -1: not known, or the range has no records.
     """
 
     stream: str
@@ -180,6 +184,8 @@ class ArchivedRange:
     newest_us: int = 0
     deletes_end_low: int = 0
     deletes_end_high: int = 0
+    first_offset: int = -1
+    last_offset: int = -1
 
     @property
     def key(self) -> tuple[str, int]:
@@ -862,10 +868,12 @@ def _add_action(file: TableFile) -> Any:
 def stats_of(one: ArchivedRange) -> dict[str, Any]:
     """Return the statistics of a data file for readers of the Delta table.
 
-    The bounds of columns may be wider than the values, but never narrower.
+    The bounds of numbers are exact, because Spark answers MIN and MAX from them. Those of the time are rounded to milliseconds, and may
+    be wider than the values, but never narrower.
     """
-    least: dict[str, Any] = {"stream": one.stream, "partition": one.partition, "offset": one.start_offset}
-    most: dict[str, Any] = {"stream": one.stream, "partition": one.partition, "offset": one.end_offset - 1}
+    first, last = (one.first_offset, one.last_offset) if one.first_offset >= 0 else (one.start_offset, one.end_offset - 1)
+    least: dict[str, Any] = {"stream": one.stream, "partition": one.partition, "offset": first}
+    most: dict[str, Any] = {"stream": one.stream, "partition": one.partition, "offset": last}
     if one.newest_us:
         least["timestamp"] = _text(one.oldest_us // _US_PER_MS)
         most["timestamp"] = _text(-(-one.newest_us // _US_PER_MS))

@@ -219,7 +219,7 @@ def test_spark_archive_writes_a_range_to_one_file_and_returns_its_statistics(
     file = tmp_path / written.path
     assert written == ArchivedRange(
         stream="orders", uid="uid", partition=2, start_offset=10, end_offset=20, path=written.path, record_count=10,
-        size_bytes=file.stat().st_size, oldest_us=999_981, newest_us=999_990,
+        size_bytes=file.stat().st_size, oldest_us=999_981, newest_us=999_990, first_offset=10, last_offset=19,
     )  # fmt: skip
     assert pq.read_table(file)["offset"].to_pylist() == list(range(10, 20))
     assert pq.read_metadata(file).num_row_groups == 2
@@ -334,6 +334,14 @@ def test_spark_archive_statistics_include_a_record_of_1970(tmp_path: Path) -> No
     written = write_range(replace(PLANNED, start_offset=0, end_offset=3), given, SCHEMA, WriterSettings(str(tmp_path)))
     assert stats_of(written)["minValues"]["timestamp"] == "1970-01-01T00:00:00.000Z"
     assert stats_of(written)["maxValues"]["timestamp"] == "1970-01-01T00:00:00.010Z"
+
+
+def test_spark_archive_statistics_have_the_first_and_the_last_offset_with_a_record(tmp_path: Path) -> None:
+    """Compaction has removed the records around them. Spark takes these bounds for the smallest and the largest value."""
+    written = write_range(PLANNED, batches(range(12, 17)), SCHEMA, WriterSettings(str(tmp_path)))
+    assert (stats_of(written)["minValues"]["offset"], stats_of(written)["maxValues"]["offset"]) == (12, 16)
+    again = write_range(PLANNED, [], SCHEMA, WriterSettings(str(tmp_path)))
+    assert stats_of(again) == stats_of(written), "of the file that exists"
 
 
 def test_spark_archive_statistics_include_every_record() -> None:
