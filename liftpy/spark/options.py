@@ -147,16 +147,26 @@ def _parse_name(option: Option, text: str) -> str:
     return check_name(text, option.name)
 
 
+def _check_is_no_url(text: str, what: str) -> str:
+    """Return ``text``. Raise ConfigError if it is a URL. The error has no part of the URL, which may have a password."""
+    if "://" in text or "@" in text:
+        raise ConfigError(
+            f"The {what} is a URL, but it names a stream. Use the name of the stream, and set the option nats to the URL."
+        )
+    return text
+
+
 def _names(option: Option, text: str) -> tuple[str, ...]:
-    return tuple(sorted({check_name(name.strip(), f"option {option.name}: stream") for name in text.split(",")}))
+    names = _check_is_no_url(text, f"option {option.name}").split(",")
+    return tuple(sorted({check_name(name.strip(), f"option {option.name}: stream") for name in names}))
 
 
 def _stream(option: Option, text: str) -> tuple[str, ...]:
-    return (check_name(text, f"option {option.name}: stream"),)
+    return (check_name(_check_is_no_url(text, f"option {option.name}"), f"option {option.name}: stream"),)
 
 
-def _target(_: Option, text: str) -> str:
-    return check_published(text)
+def _target(option: Option, text: str) -> str:
+    return check_published(_check_is_no_url(text, f"option {option.name}"))
 
 
 def _urls(option: Option, text: str) -> str:
@@ -530,6 +540,7 @@ class UserOptions:
         self._known = known
         self._texts = {_spelled(name, known): text for name, text in given.items() if name.lower() not in ignored}
         path = next((text for name, text in given.items() if name.lower() == _PATH), "")
+        _check_is_no_url(path, "argument of load, save or start")
         if path and self._texts.setdefault("stream", path) != path:
             raise ConfigError(
                 f"The path {path!r} and the option stream = {self._texts['stream']!r} name two streams. Remove one of them."

@@ -107,12 +107,15 @@ _lock = threading.Lock()
 _logger = logging.getLogger(__name__)
 
 
-def read_planned(planned: PlannedRange | None, options: SourceOptions) -> Iterator[pa.RecordBatch]:
+def read_planned(
+    planned: PlannedRange | None, options: SourceOptions, note_deletes: Callable[[int], None] | None = None
+) -> Iterator[pa.RecordBatch]:
     """Yield Arrow batches of the range in order.
 
     Args:
         planned: Range of the task. None: Spark makes one such task of an empty plan.
         options: Options of the source.
+        note_deletes: As in FetchRules. Default None.
 
     Raises:
         SourceError: The records could not be read. The text begins with the code of the error.
@@ -134,6 +137,7 @@ def read_planned(planned: PlannedRange | None, options: SourceOptions) -> Iterat
         expects_files=options.expects_files,
         fail_on_data_loss=options.fail_on_data_loss,
         left_out=omitted_parts(options.columns),
+        note_deletes=note_deletes,
     )
     builder = RowBuilder(planned.stream, planned.partition, options.columns)
     link = link_to(options.access)
@@ -176,6 +180,8 @@ class FetchRules:
         left_out: Columns that are not wanted (``liftpy.core.wire.filters``).
         note_loss: Function of a text about deleted records that the reader skips, and of their first offset and their end. It may be
             called twice for the same records. None: the reader only logs the warning.
+        note_deletes: Function of the offset (exclusive) below which the log of a replica may lack tombstones. It is called for each
+            answer about a compacted range. None: not called.
     """
 
     patience_s: float = 30.0
@@ -185,6 +191,7 @@ class FetchRules:
     expects_files: bool = False
     left_out: int = 0
     note_loss: Callable[[str, int, int], None] | None = None
+    note_deletes: Callable[[int], None] | None = None
 
 
 class Strategy(Protocol):
@@ -854,6 +861,8 @@ async def _fetch_span(link: ProcessConnection, span: _Span) -> _SpanResult:
         try:
             pieces += (more := await reader.fetch(progress))
             size_bytes += sum(_message_bytes(piece.batch.header) for piece in more)
+            if span.rules.note_deletes is not None and progress.tombstones is not None:
+                span.rules.note_deletes(progress.tombstones[1])
         except OffsetOutOfRangeError:
             refusals += 1
             await _after_loss(reader, progress, span, refusals)

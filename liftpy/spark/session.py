@@ -46,8 +46,8 @@ def local_session(
 ) -> SparkSession:
     """Return a Spark session on this machine, or on the cluster of ``master``.
 
-    If the process has a session already, it is returned. Read streams with ``format("liftpy")``. Nothing needs to be
-    registered.
+    If the thread has an active session already, it is returned. Then only ``settings`` are changed in it. Read streams
+    with ``format("liftpy")``. Nothing needs to be registered.
 
     Args:
         app_name: Name of the application.
@@ -71,6 +71,11 @@ def local_session(
         raise ConfigError(problem)
     from pyspark.sql import SparkSession
 
+    builder = SparkSession.builder
+    if SparkSession.getActiveSession() is not None:  # its queries must keep their time zone and their number of tasks
+        for name, value in (settings or {}).items():
+            builder = builder.config(name, value)
+        return builder.getOrCreate()
     # The workers that Spark starts take their interpreter from here; another one would not find these packages.
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_PYTHON", _worker_python() if is_local(master) else sys.executable)
@@ -79,7 +84,7 @@ def local_session(
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     else:
         laptop = {name: value for name, value in laptop.items() if name not in _LOOPBACK}
-    builder = SparkSession.builder.appName(app_name).master(master)
+    builder = builder.appName(app_name).master(master)
     chosen = {**laptop, **({"spark.driver.extraJavaOptions": FAST_START} if fast_start else {}), **(settings or {})}
     for name, value in chosen.items():
         builder = builder.config(name, value)

@@ -40,6 +40,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from liftpy.client.client import Client
+from liftpy.client.positions import Position
 from liftpy.core.base.ids import PartitionKey
 from liftpy.errors import ConfigError, DataLossError, LiftError, NotFoundError, OutcomeUnknownError, UnavailableError
 from liftpy.spark.catalog import BOUNDS_AGE_S, Catalog
@@ -105,8 +106,10 @@ class CursorWriter:
         """Write the position ``offsets`` of the query to the cursor. Return whether the cluster has stored it."""
         if self._clock() < self._not_before_s:
             return False
-        positions = {
-            PartitionKey(stream, offsets.uids[stream], partition): offset
+        positions = {  # the log may have other records by now, so the leaders are not asked for the LeaderEpochs
+            PartitionKey(stream, uid := offsets.uids[stream], partition): Position(
+                uid, offset, offsets.epochs.get((stream, partition), 0)
+            )
             for (stream, partition), offset in offsets.next_offsets.items()
         }
         try:
@@ -117,7 +120,7 @@ class CursorWriter:
             return False
         return True
 
-    async def _set(self, positions: dict[PartitionKey, int]) -> None:
+    async def _set(self, positions: dict[PartitionKey, Position]) -> None:
         try:
             async with asyncio.timeout(PATIENCE_S):
                 transport = await self._link.transport(PATIENCE_S)
@@ -313,8 +316,9 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._has_too_few_records(readable, ends):
             return start_at
         uids = {**start_at.uids, **end.uids}
-        if not isinstance(limit, ReadAllAvailable):
-            ends = self._apply_limit(limit, readable, ends, uids)
+        if not isinstance(limit, ReadAllAvailable):  # streams of the target that were deleted since then have no leaders to ask
+            present = {key: offset for key, offset in ends.items() if key in views and views[key].uid == uids[key[0]]}
+            ends = {**ends, **self._apply_limit(limit, readable, present, uids)}
         end_offsets = self._with_starts(
             StreamOffsets(ends, uids, self._epochs_at(ends, start_at, end)), start_at, starts, added
         )

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _HEADERS = "headers"
+_POSITION = ("partition", "offset")
 
 
 @contextmanager
@@ -35,7 +36,7 @@ def processing(batch: DataFrame, stream: str, *, trace: TracerProvider | None = 
     reading is expensive.
 
     Args:
-        batch: DataFrame with the column ``headers`` (option ``includeHeaders``).
+        batch: DataFrame with the columns ``headers`` (option ``includeHeaders``), ``partition`` and ``offset``.
         stream: Name of the stream.
         trace: OpenTelemetry TracerProvider. Default None: the global one.
 
@@ -43,7 +44,7 @@ def processing(batch: DataFrame, stream: str, *, trace: TracerProvider | None = 
         A context manager. It yields the span, or None if no record is traced.
 
     Raises:
-        ConfigError: The column or the package is missing.
+        ConfigError: A column or the package is missing.
 
     Example:
         from liftpy.spark import processing
@@ -58,6 +59,8 @@ def processing(batch: DataFrame, stream: str, *, trace: TracerProvider | None = 
         raise ConfigError(f"Spans need OpenTelemetry. Install it with `pip install 'liftpy[trace]'`. ({error})") from None
     if _HEADERS not in batch.columns:
         raise ConfigError("The batch has no column headers. Read the stream with the option includeHeaders=true.")
+    if lacking := [name for name in _POSITION if name not in batch.columns]:
+        raise ConfigError(f"The batch has no column {lacking[0]}, which the span needs. Read it from the stream, and keep it.")
     created, (partition, offset) = _created_in(batch)
     with ClientSpans(trace, Counter()).process(stream, partition, created, offset, None) as span:
         yield span
@@ -68,7 +71,7 @@ def _created_in(batch: DataFrame) -> tuple[tuple[TraceContext, ...], tuple[int, 
 
     marked = functions.exists(_HEADERS, lambda header: header["key"] == TRACEPARENT)
     contexts: dict[TraceContext, tuple[int, int]] = {}
-    for row in batch.where(marked).select("partition", "offset", _HEADERS).limit(MOST_READ_LINKS).collect():
+    for row in batch.where(marked).select(*_POSITION, _HEADERS).limit(MOST_READ_LINKS).collect():
         context = sampled_context_in(tuple((header["key"], bytes(header["value"])) for header in row[_HEADERS]))
         if context is not None:
             contexts.setdefault(context, (row["partition"], row["offset"]))

@@ -34,6 +34,7 @@ from liftpy.spark.pipelines.tables import (
     check_archived,
     check_has_all_records,
     check_marks,
+    check_streams,
     check_table_columns,
     commit_of,
     end_mark,
@@ -44,6 +45,7 @@ from liftpy.spark.pipelines.tables import (
     read_files,
     starts_after,
     state_of,
+    stream_mark,
     table_at,
     uid_mark,
 )
@@ -428,13 +430,17 @@ class _BatchCommitter:
 
     def _next_commit(self, ranges: list[ArchivedRange], query_id: str, batch_id: int) -> TableCommit | None:
         accepts_loss = not self._options.fail_on_data_loss
-        state = self._table.state(marks_of(ranges, query_id))
+        state = self._table.state(marks_of(ranges, query_id) | {epoch_mark(*one.key) for one in ranges})
         if state is not None and self._table.is_changed:
             check_table_columns(state.schema, arrow_schema(self._options.columns), str(self._table.root))
+            check_has_all_records(state, str(self._table.root))
             if not accepts_loss:
                 self._table.check_rollback(state)
         marks = {} if state is None else state.marks
-        return commit_of(ranges, query_id, batch_id, marks, fail_on_data_loss=not accepts_loss)
+        commit = commit_of(ranges, query_id, batch_id, marks, fail_on_data_loss=not accepts_loss)
+        if state is not None and commit is not None:
+            check_streams(state, {one.stream: one.uid for one in ranges})
+        return commit
 
 
 def start_archive(
@@ -576,11 +582,13 @@ def _uids(views: Views) -> dict[tuple[str, int], str]:
 
 
 def _state(table: Table, options: SourceOptions, views: Views) -> TableState | None:
-    marks = {mark(*key) for key in views for mark in (end_mark, epoch_mark)}
-    state = table.state(marks | {uid_mark(view.stream, view.uid) for view in views.values()})
+    uids = {view.stream: view.uid for view in views.values()}
+    marks = {mark(*key) for key in views for mark in (end_mark, epoch_mark)} | {stream_mark(stream) for stream in uids}
+    state = table.state(marks | {uid_mark(*one) for one in uids.items()})
     if state is not None:
         check_has_all_records(state, str(table.root))
         check_marks(state, views, str(table.root))
+        check_streams(state, uids)
         if options.fail_on_data_loss:
             table.check_rollback(state)
     return state

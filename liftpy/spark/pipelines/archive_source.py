@@ -71,8 +71,9 @@ class ManifestStreamReader(LiftStreamReader):
         if planned is None:
             return
         with with_error_code():
-            batches = read_planned(planned, self.options)
-            written = write_range(planned, batches, arrow_schema(self.options.columns), self.writing)
+            deletes_ends: list[int] = []
+            batches = read_planned(planned, self.options, deletes_ends.append)
+            written = write_range(planned, batches, arrow_schema(self.options.columns), self.writing, deletes_ends)
         yield row_of(written)
 
 

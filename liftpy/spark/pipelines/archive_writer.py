@@ -12,7 +12,7 @@ import errno
 import json
 import os
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -50,11 +50,18 @@ class WriterSettings:
 
 
 def write_range(
-    planned: PlannedRange, batches: Iterable[pa.RecordBatch], schema: pa.Schema, writing: WriterSettings
+    planned: PlannedRange,
+    batches: Iterable[pa.RecordBatch],
+    schema: pa.Schema,
+    writing: WriterSettings,
+    deletes_ends: Sequence[int] = (),
 ) -> ArchivedRange:
     """Write the records of the range ``planned`` to a Parquet file, and return the description of the file.
 
     If the file exists, its description is returned. Raises StorageError if the disk fails.
+
+    ``deletes_ends``: offsets (exclusive) below which the replicas that sent ``batches`` may lack tombstones. It is complete after the
+    last batch.
     """
     tag = tag_of(planned.uid, schema.names, planned.last[1])
     name = FileName(planned.stream, planned.partition, planned.start_offset, planned.end_offset, tag)
@@ -70,10 +77,14 @@ def write_range(
         if not final.exists():
             oldest: int | None = None
             newest = 0
+            first_offset = last_offset = -1
 
             def noted() -> Iterator[pa.RecordBatch]:
-                nonlocal oldest, newest
+                nonlocal oldest, newest, first_offset, last_offset
                 for batch in batches:
+                    if batch.num_rows:
+                        last_offset = batch["offset"][-1].as_py()
+                        first_offset = batch["offset"][0].as_py() if first_offset < 0 else first_offset
                     if "timestamp" in schema.names and batch.num_rows:
                         bounds = pc.min_max(batch["timestamp"].cast(pa.int64()))
                         oldest = min(bounds["min"].as_py(), bounds["min"].as_py() if oldest is None else oldest)
@@ -81,12 +92,24 @@ def write_range(
                     yield batch
 
             def description(rows: int) -> dict[str, str]:
-                described = replace(written, path=name.path, record_count=rows, oldest_us=oldest or 0, newest_us=newest)
+                described = replace(
+                    with_deletes(),
+                    path=name.path,
+                    record_count=rows,
+                    oldest_us=oldest or 0,
+                    newest_us=newest,
+                    first_offset=first_offset,
+                    last_offset=last_offset,
+                )
                 return {_RANGE_METADATA_KEY.decode(): json.dumps(asdict(described))}
+
+            def with_deletes() -> ArchivedRange:
+                low, high = min(deletes_ends, default=0), max(deletes_ends, default=0)
+                return replace(written, deletes_end_low=low, deletes_end_high=high)
 
             rows, _ = write_file(final, noted(), schema, writing.compression, description)
             if not rows:
-                return written
+                return with_deletes()
         return _range_in_file(final, planned, name)
 
 

@@ -35,6 +35,7 @@ from liftpy.spark.pipelines.tables import (
     end_mark,
     epoch_mark,
     latest_path,
+    missed_mark,
     parse_file,
     read_files,
     start_mark,
@@ -210,6 +211,21 @@ def check_deletes(views: Views, read: Mapping[tuple[str, int], int]) -> None:
             )
 
 
+def check_archived_deletes(starts: Mapping[tuple[str, int], int], marks: Mapping[str, int]) -> None:
+    """Raise DataLossError if compaction deleted tombstones before the archive read them.
+
+    ``starts``: first offset that the run reads from the archive, for each partition. ``marks``: marks of the archive.
+    """
+    for (stream, partition), start in starts.items():
+        missed = marks.get(missed_mark(stream, partition), 0)
+        if missed > start:
+            raise DataLossError(
+                f"The archive of {stream}/{partition} may lack tombstones below {missed}, because compaction deleted them before the "
+                "archive read them. The table would contain deleted keys. Run once with --rebuild and without --table. Then archive "
+                "more often than delete_retention_s, or increase that setting."
+            )
+
+
 def next_step(plan: CompactPlan, output: Table) -> CompactStep:
     """Return what ``compact`` would do. Write nothing.
 
@@ -224,7 +240,8 @@ def next_step(plan: CompactPlan, output: Table) -> CompactStep:
     """
     views = _views(plan)
     uid = next(iter(views.values())).uid
-    marks = {mark(*key) for key in views for mark in (end_mark, epoch_mark, start_mark)} | {uid_mark(plan.stream, uid)}
+    marks = {mark(*key) for key in views for mark in (end_mark, epoch_mark, start_mark, missed_mark)}
+    marks |= {uid_mark(plan.stream, uid)}
     there = output.state(marks)
     if there is not None:
         check_is_no_archive(there, plan.output)
@@ -249,6 +266,8 @@ def next_step(plan: CompactPlan, output: Table) -> CompactStep:
     known = {key for key in views if (before and end_mark(*key) in before.marks) or cuts[key] > starts[key]}
     read = {key: cuts[key] for key in known}
     check_deletes(views, read)
+    if archive is not None:
+        check_archived_deletes({key: starts[key] for key in starts if cuts[key] > starts[key]}, archive.marks)
     has_gaps = any(view.compacted for view in views.values())
     epochs = {key: view.end_epoch for key, view in views.items()}
     return CompactStep(starts, cuts, ends, uid, before, archive, has_gaps, read, epochs)

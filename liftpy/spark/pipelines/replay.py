@@ -25,7 +25,7 @@ from liftpy.client.metadata_requests import MetadataRequests
 from liftpy.client.partition_sender import ProducerOptions
 from liftpy.client.producer import Producer
 from liftpy.client.stream_directory import StreamDirectory
-from liftpy.client.write_epoch import Round
+from liftpy.client.write_epoch import PlanChangedError, Round
 from liftpy.core.base.ids import check_published
 from liftpy.errors import ConfigError, LiftError, NotFoundError, PublishRejectedError, StorageError
 from liftpy.spark.catalog import Catalog
@@ -154,6 +154,8 @@ _PATIENCE_S = 120.0
 _SLOWEST_BYTES_S = 100_000
 _CHECK_EVERY_S = 2.0
 _BATCH_ROWS = 16_384
+_KEEP, _BY_KEY = 1, 2
+"""Numbers of the plans of a round: the partitions of its records are kept, or follow from the keys."""
 MAX_RECORDS = 1 << 32
 """Maximum number of records of a task, because producers number records with 32 bits."""
 
@@ -340,7 +342,7 @@ def replay_share(plan: ReplayPlan, tasks: int, share: ReplayShare) -> ShareDone:
     ``tasks``: number of tasks that share the rate limit of the plan.
     """
     options, planned = plan.options(), share.planned
-    round = Round(f"replay:{plan.name}", planned.partition, 0)
+    round = Round(f"replay:{plan.name}", planned.partition, 0, _KEEP if plan.keep_partitions else _BY_KEY)
     with _explain_errors(plan, planned.partition):
         link = link_to(options.access)
         producer = link.call(_open(link, plan.target, round), 4 * _PATIENCE_S)
@@ -418,7 +420,12 @@ def _explain_errors(plan: ReplayPlan, partition: int) -> Iterator[None]:
         if not isinstance(behind, PublishRejectedError):
             raise
         text = str(behind)
-        if behind.reason == "DIVERGED_PRODUCER":
+        if isinstance(behind, PlanChangedError):
+            text = (
+                f"The replay {plan.name!r} wrote records to {plan.target} with another --partitioner before. This task stored nothing. "
+                "Use the first --partitioner, or another name."
+            )
+        elif behind.reason == "DIVERGED_PRODUCER":
             text = f"The replay {plan.name!r} wrote other records of {plan.stream}/{partition} to {plan.target} before: the source or "
             text += f"the start differs, or retention deleted the first ones ({behind}). Use the same range, or another name."
         elif behind.reason == "PRODUCER_FENCED":
@@ -432,11 +439,14 @@ def _from_files(share: ReplayShare) -> Iterator[pa.RecordBatch]:
     with with_error_code():
         for path in share.files:
             try:
-                file = pq.ParquetFile(path)
-                columns = [name for name in COLUMNS if name in file.schema_arrow.names]
-                for batch in file.iter_batches(columns=columns, batch_size=_BATCH_ROWS):
-                    offsets = batch.column("offset")
-                    wanted = pc.and_(pc.greater_equal(offsets, planned.start_offset), pc.less(offsets, planned.end_offset))
-                    yield batch.filter(wanted)
+                with pq.ParquetFile(path) as file:
+                    columns = [name for name in COLUMNS if name in file.schema_arrow.names]
+                    for group in range(file.num_row_groups):  # a batch of several groups may be larger than the memory
+                        for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group], columns=columns):
+                            offsets = batch.column("offset")
+                            wanted = pc.and_(
+                                pc.greater_equal(offsets, planned.start_offset), pc.less(offsets, planned.end_offset)
+                            )
+                            yield batch.filter(wanted)
             except (OSError, pa.ArrowException) as error:
                 raise StorageError(f"Cannot read archive file {path}: {error}. Check the path and its permissions.") from error

@@ -383,7 +383,8 @@ class RangeStats:
         first_ns: Timestamp of the first record.
         last_ns: Timestamp of the last record.
         pause_ns: Longest time between two consecutive records, in nanoseconds.
-        pause_at: Offset of the second of these two records.
+        pause_at: Offset of the second of these two records. -1: there is no pause.
+        first_at: Offset of the first record. -1: there is no record.
         back_steps: Number of records with an earlier timestamp than the record before.
         sizes: int64[32], number of values with 0, 1, 2-3, 4-7... bytes.
         largest: Size of the largest value, in bytes.
@@ -403,6 +404,7 @@ class RangeStats:
     last_ns: int = 0
     pause_ns: int = 0
     pause_at: int = -1
+    first_at: int = -1
     back_steps: int = 0
     sizes: NDArray[np.int64] = field(default_factory=lambda: np.zeros(_SIZES, dtype=np.int64))
     subjects: Counter[str] = field(default_factory=Counter)
@@ -415,7 +417,7 @@ class RangeStats:
     def add(self, piece: BatchSlice) -> None:
         """Add the records of ``piece``, which follow the earlier ones."""
         stamps, count = piece.timestamps_ns(), piece.record_count
-        self._note_times(stamps, piece.first_offset)
+        self._note_times(stamps, piece.offsets())
         columns, window = piece.batch.columns, slice(piece.first_index, piece.end_index)
         values = _lengths(columns.values)[window]
         self.sizes += np.bincount(_powers(values), minlength=_SIZES)
@@ -445,17 +447,16 @@ class RangeStats:
                 bucket.keys.add(hashes_of_column(keys)[there])
         self.fit()
 
-    def _note_times(self, stamps: NDArray[np.int64], offset: int) -> None:
-        if self.last_ns or self.pause_at >= 0:
+    def _note_times(self, stamps: NDArray[np.int64], offsets: NDArray[np.int64]) -> None:
+        if self.first_at >= 0:
             stamps = np.concatenate(([self.last_ns], stamps))
-            offset -= 1
         else:
-            self.first_ns, self.pause_at = int(stamps[0]), offset
+            self.first_ns, self.first_at, offsets = int(stamps[0]), int(offsets[0]), offsets[1:]
         steps = np.diff(stamps)
         if len(steps):
             longest = int(steps.argmax())
             if steps[longest] > self.pause_ns:
-                self.pause_ns, self.pause_at = int(steps[longest]), offset + longest + 1
+                self.pause_ns, self.pause_at = int(steps[longest]), int(offsets[longest])
             self.back_steps += int((steps < 0).sum())
         self.last_ns = int(stamps[-1])
 
@@ -474,9 +475,9 @@ class RangeStats:
                 step = later.first_ns - self.last_ns
                 self.back_steps += step < 0
                 if step > self.pause_ns:
-                    self.pause_ns, self.pause_at = step, later.start_offset
+                    self.pause_ns, self.pause_at = step, later.first_at
             else:
-                self.first_ns, self.pause_at = later.first_ns, later.pause_at
+                self.first_ns, self.first_at = later.first_ns, later.first_at
             if later.pause_ns > self.pause_ns:
                 self.pause_ns, self.pause_at = later.pause_ns, later.pause_at
             self.back_steps += later.back_steps

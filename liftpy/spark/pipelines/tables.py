@@ -50,6 +50,10 @@ MANIFEST = pa.schema(
         ("size_bytes", pa.int64()),
         ("oldest_us", pa.int64()),
         ("newest_us", pa.int64()),
+        ("deletes_end_low", pa.int64()),
+        ("deletes_end_high", pa.int64()),
+        ("first_offset", pa.int64()),
+        ("last_offset", pa.int64()),
     ]
 )
 """Schema with one row per range: the fields of ArchivedRange."""
@@ -162,6 +166,10 @@ class ArchivedRange:
         size_bytes: Size of the file, in bytes.
         oldest_us: Smallest timestamp, in microseconds since 1970. 0: the column is not archived.
         newest_us: Largest timestamp, in microseconds since 1970. 0: the column is not archived.
+        deletes_end_low: Lowest offset (exclusive) below which a replica that sent the records could lack tombstones.
+        deletes_end_high: Highest such offset.
+        first_offset: Offset of the first record. -1: not known, or the range has no records.
+        last_offset: Offset of the last record. -1: not known, or the range has no records.
     """
 
     stream: str
@@ -174,6 +182,10 @@ class ArchivedRange:
     size_bytes: int = 0
     oldest_us: int = 0
     newest_us: int = 0
+    deletes_end_low: int = 0
+    deletes_end_high: int = 0
+    first_offset: int = -1
+    last_offset: int = -1
 
     @property
     def key(self) -> tuple[str, int]:
@@ -226,7 +238,8 @@ def marks_of(ranges: Iterable[ArchivedRange], query_id: str) -> set[str]:
     """Return the names of the marks that ``commit_of`` needs to commit ``ranges``."""
     wanted = {batch_mark(query_id)}
     for one in ranges:
-        wanted |= {end_mark(one.stream, one.partition), uid_mark(one.stream, one.uid)}
+        wanted |= {mark(*one.key) for mark in (end_mark, deletes_mark, missed_mark)}
+        wanted |= {uid_mark(one.stream, one.uid), stream_mark(one.stream)}
     return wanted
 
 
@@ -278,12 +291,32 @@ def commit_of(
                 _check_follows(one, end, fail_on_data_loss=fail_on_data_loss)
             else:
                 new_marks[start_mark(*key)] = one.start_offset
+            new_marks |= _tombstone_marks(one, marks, is_first=end is None)
             end = one.end_offset
-            new_marks |= {end_mark(*key): end, uid_mark(one.stream, one.uid): 1}
+            new_marks |= {end_mark(*key): end, uid_mark(one.stream, one.uid): 1, stream_mark(one.stream): 1}
             marks = {**marks, **new_marks}
     return TableCommit(
         tuple(TableFile(one.path, one.size_bytes, one.record_count, one) for one in ordered if one.path), new_marks
     )
+
+
+def _tombstone_marks(one: ArchivedRange, marks: Mapping[str, int], *, is_first: bool) -> dict[str, int]:
+    """Return new marks about tombstones that compaction may have removed before the range ``one`` was read.
+
+    The records before a tombstone may be in the table. A replica sends them if it has not compacted its log up to the tombstone.
+    The table then lacks the deletion of their keys if the range came from a replica that had removed the tombstone.
+
+    Worked example: the table has offsets up to 100, from replicas with a ``deletes_end`` of 40 or more. The range [100, 200) comes
+    from a replica with a ``deletes_end`` of 150. So tombstones below 150 may be missing.
+
+    ``marks``: values of the marks in the table. ``is_first``: True if the table has no earlier range of the partition.
+    """
+    low = one.deletes_end_low if is_first else min(one.deletes_end_low, marks.get(deletes_mark(*one.key), 0))
+    missed = min(one.end_offset, one.deletes_end_high)
+    new_marks = {deletes_mark(*one.key): low} if low or deletes_mark(*one.key) in marks else {}
+    if missed > max(one.start_offset, low):
+        new_marks[missed_mark(*one.key)] = missed
+    return new_marks
 
 
 def _check_archived_before(one: ArchivedRange, batch_id: int, newest: int, marks: Mapping[str, int]) -> None:
@@ -312,6 +345,21 @@ def check_uid(stream: str, uid: str, marks: Mapping[str, int]) -> None:
             f"The table has records of a deleted stream {stream}. The current stream of this name has uid {uid}. "
             "Archive it into a new table with a new checkpoint."
         )
+
+
+def check_streams(state: TableState, uids: Mapping[str, str]) -> None:
+    """Raise NotFoundError if the table has records of an earlier stream with the name of one in ``uids`` [R9].
+
+    The earlier stream may have had other partitions, so that the table has no end of any partition of the new one.
+
+    ``state``: state of the table, with the marks of the streams and of their uids. ``uids``: uid of each stream, by name.
+    """
+    for stream, uid in uids.items():
+        if uid_mark(stream, uid) in state.marks:
+            continue
+        names = (parse_file(file.rpartition("/")[2]) for file in state.files)  # tables of old archives lack the mark
+        if stream_mark(stream) in state.marks or any(name is not None and name.stream == stream for name in names):
+            check_uid(stream, uid, state.marks)
 
 
 def _check_follows(one: ArchivedRange, end: int, *, fail_on_data_loss: bool) -> None:
@@ -495,6 +543,24 @@ def epoch_mark(stream: str, partition: int) -> str:
     return f"liftpy/{stream}/{partition}{_EPOCH}"
 
 
+def deletes_mark(stream: str, partition: int) -> str:
+    """Return the name of the mark that stores the lowest ``deletes_end`` of the replicas that sent the records in the table.
+
+    A tombstone at this offset or later may delete a key that the table has. No mark means 0.
+    """
+    return f"liftpy/{stream}/{partition}/deletes"
+
+
+def missed_mark(stream: str, partition: int) -> str:
+    """Return the name of the mark that stores the offset (exclusive) below which the table of an archive may lack tombstones."""
+    return f"liftpy/{stream}/{partition}/missed"
+
+
+def stream_mark(stream: str) -> str:
+    """Return the name of the mark that says that the table of an archive has records of ``stream``. Tables of old archives lack it."""
+    return f"liftpy/{stream}/uid"
+
+
 def uid_mark(stream: str, uid: str) -> str:
     """Return the name of the mark that says that the records of ``stream`` in the table are from the stream with this ``uid``."""
     return f"liftpy/{stream}/uid/{uid}"
@@ -625,23 +691,30 @@ class DeltaDirectory(Table):
 
     def commit(self, commit: TableCommit, schema: pa.Schema, *, replace: bool = False) -> int:
         from deltalake import DeltaTable, Schema
-        from deltalake.exceptions import CommitFailedError
+        from deltalake.exceptions import CommitFailedError, DeltaError
         from deltalake.transaction import CommitProperties, Transaction, create_table_with_add_actions
 
         check_files(self.root, commit.files)
         adds = [_add_action(one) for one in commit.files]
+        # delta-rs would repeat the commit on a newer version, which may have been set back or filled by another program
         properties = CommitProperties(
-            app_transactions=[Transaction(mark, value) for mark, value in sorted(commit.marks.items())]
+            max_commit_retries=0,
+            app_transactions=[Transaction(mark, value) for mark, value in sorted(commit.marks.items())],
         )
         delta_schema = Schema.from_arrow(schema)
         with _delta_errors(self.root):
             if self._seen is None:
-                if DeltaTable.is_deltatable(str(self.root)):
+                try:
+                    create_table_with_add_actions(
+                        str(self.root), delta_schema, adds, mode="error", commit_properties=properties
+                    )
+                except DeltaError as error:
+                    if not DeltaTable.is_deltatable(str(self.root)):
+                        raise
                     raise FencedError(
                         f"Another process created table {self.root} at the same time. Only one archive may write to a table: "
                         "stop the other one."
-                    )
-                create_table_with_add_actions(str(self.root), delta_schema, adds, mode="error", commit_properties=properties)
+                    ) from error
             else:
                 mode, version = "overwrite" if replace else "append", self._seen.version()
                 try:
@@ -795,10 +868,12 @@ def _add_action(file: TableFile) -> Any:
 def stats_of(one: ArchivedRange) -> dict[str, Any]:
     """Return the statistics of a data file for readers of the Delta table.
 
-    The bounds of columns may be wider than the values, but never narrower.
+    The bounds of numbers are exact, because Spark answers MIN and MAX from them. Those of the time are rounded to milliseconds, and may
+    be wider than the values, but never narrower.
     """
-    least: dict[str, Any] = {"stream": one.stream, "partition": one.partition, "offset": one.start_offset}
-    most: dict[str, Any] = {"stream": one.stream, "partition": one.partition, "offset": one.end_offset - 1}
+    first, last = (one.first_offset, one.last_offset) if one.first_offset >= 0 else (one.start_offset, one.end_offset - 1)
+    least: dict[str, Any] = {"stream": one.stream, "partition": one.partition, "offset": first}
+    most: dict[str, Any] = {"stream": one.stream, "partition": one.partition, "offset": last}
     if one.newest_us:
         least["timestamp"] = _text(one.oldest_us // _US_PER_MS)
         most["timestamp"] = _text(-(-one.newest_us // _US_PER_MS))
@@ -821,7 +896,13 @@ class IcebergDirectory(Table):
     def _catalog(self) -> Any:
         from pyiceberg.catalog.sql import SqlCatalog
 
-        return SqlCatalog("liftpy", uri=f"sqlite:///{self.root / CATALOG}", warehouse=self.root.as_uri())
+        return SqlCatalog("liftpy", uri=f"sqlite:///{self.root / CATALOG}", warehouse=self._location)
+
+    @property
+    def _location(self) -> str:
+        """Location of a new table. pyiceberg takes an escaped character of a URL for a part of the path, so there is none."""
+        url = self.root.as_uri()
+        return url if unquote(url) == url else str(self.root)
 
     def state(self, marks: Iterable[str] = ()) -> TableState | None:
         from pyiceberg.exceptions import NoSuchTableError
@@ -881,7 +962,7 @@ class IcebergDirectory(Table):
         self.root.mkdir(parents=True, exist_ok=True)
         catalog = self._catalog()
         catalog.create_namespace_if_not_exists(NAME[0])
-        return catalog.create_table_transaction(NAME, schema, self.root.as_uri(), properties=_NO_RETRY)
+        return catalog.create_table_transaction(NAME, schema, self._location, properties=_NO_RETRY)
 
     def forget_old_files(self) -> None:
         """Delete files that no version of the table that was current in the last ``KEPT_S`` seconds uses.

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from liftpy.errors import ConfigError, DataLossError, StorageError
+from liftpy.errors import ConfigError, DataLossError, FencedError, NotFoundError, StorageError
 from liftpy.spark.options import Access
 from liftpy.spark.pipelines import archive, compact, replay
 from liftpy.spark.pipelines.archive import ArchivePlan, archived, outlook, whole
@@ -75,7 +75,11 @@ class Archive:
         planned = replace(PLANNED, start_offset=first, end_offset=first + 10)
         batch = rows(planned.start_offset, planned.end_offset)
         written = write_range(planned, [batch], SCHEMA, WriterSettings(self._root))
-        frame = MagicMock(collect=lambda: [SimpleNamespace(asDict=lambda: asdict(written))])
+        self.commit_ranges(number, [asdict(written)], query)
+
+    def commit_ranges(self, number: int, ranges: list[dict[str, Any]], query: str = "q") -> None:
+        """Commit micro-batch ``number`` of the query, whose tasks have returned the rows ``ranges``."""
+        frame = MagicMock(collect=lambda: [SimpleNamespace(asDict=lambda one=one: one) for one in ranges])
         frame.sparkSession.sparkContext.getLocalProperty.return_value = query
         self._function(frame, number)
 
@@ -168,6 +172,94 @@ def test_spark_archive_is_fenced_if_another_archive_commits_at_the_same_time(
         run.commit(1)
     monkeypatch.undo()
     assert offsets_in(plan.table) == list(range(20))
+
+
+def test_spark_archive_is_fenced_if_its_table_is_created_at_the_same_time_as_another_one(
+    plan: ArchivePlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both archives have seen that there is no table, and the other one is faster."""
+    run, other = Archive(plan), Archive(plan)
+    if plan.kind == "delta":
+        from deltalake import transaction
+
+        module, name = transaction, "create_table_with_add_actions"
+    else:
+        from pyiceberg.catalog.sql import SqlCatalog
+
+        module, name = SqlCatalog, "create_table_transaction"
+    create = getattr(module, name)
+
+    def create_late(*args: Any, **kwargs: Any) -> Any:
+        monkeypatch.undo()
+        other.commit(0, "other")
+        return create(*args, **kwargs)
+
+    monkeypatch.setattr(module, name, create_late)
+    with pytest.raises(Exception, match=r"\[FENCED\] Cannot archive orders/0 \[0, 10\)"):
+        run.commit(0)
+    assert offsets_in(plan.table) == list(range(10))
+
+
+def test_spark_archive_into_a_table_that_compact_has_created_since_its_start_raises_config_error(
+    plan: ArchivePlan,
+) -> None:
+    """Neither program could read the table again."""
+    run = Archive(plan)
+    latest_of(plan, table_at(plan.table, plan.kind), 0)
+    with pytest.raises(Exception, match=r"\[CONFIG\] Table .* is the output of liftpy spark compact"):
+        run.commit(0, tens=1)
+    assert offsets_in(plan.table) == list(range(10))
+
+
+def test_spark_compact_is_fenced_if_another_program_adds_rows_to_its_output_during_the_run(
+    plan: ArchivePlan,
+) -> None:
+    """The new content would have these rows, too, although the run has not merged them."""
+    latest_of(plan, table_at(plan.table, plan.kind), 0)
+    run, other = table_at(plan.table), table_at(plan.table)
+    run.state()
+    other.state()
+    written = write_range(PLANNED, [rows(0, 10)], SCHEMA, WriterSettings(plan.table))
+    other.commit(TableCommit((TableFile(written.path, written.size_bytes, 10),), {}), SCHEMA)
+    path = latest_path("f" * 32)
+    count, size_bytes = write_file(run.root / path, [rows(10, 20)], SCHEMA, "zstd")
+    with pytest.raises(FencedError):
+        run.commit(TableCommit((TableFile(path, size_bytes, count),), {MARK: 20}), SCHEMA, replace=True)
+    assert offsets_in(plan.table) == sorted([*range(10), *range(10)])
+
+
+def written_range(plan: ArchivePlan, uid: str, partition: int) -> dict[str, Any]:
+    """Write the first ten records of a partition to a file of the table. Return its description."""
+    planned = replace(PLANNED, uid=uid, partition=partition)
+    return asdict(write_range(planned, [rows(0, 10)], SCHEMA, WriterSettings(plan.table)))
+
+
+def test_spark_archive_of_a_recreated_stream_with_other_partitions_raises_not_found(plan: ArchivePlan, node: FakeNode) -> None:
+    """The table has no end of partition 1. With its records, it would seem to have partition 0 of the new stream, too."""
+    accepts = replace(plan, source={**plan.source, "failOnDataLoss": "false"})
+    run = archive_batches(accepts, 0)
+    node.add_stream("orders", uid="new", partitions=2)
+    with pytest.raises(Exception, match=r"\[NOT_FOUND\] The table has records of a deleted stream orders"):
+        run.commit_ranges(1, [written_range(plan, "new", 1)])
+    assert offsets_in(plan.table) == list(range(10))
+    for start in (
+        lambda: Archive(accepts),
+        lambda: outlook(accepts),
+        lambda: whole(MagicMock(), plan.table, "orders", plan.source),
+    ):
+        with pytest.raises(NotFoundError, match="records of a deleted stream orders"):
+            start()
+
+
+def test_spark_archive_of_a_recreated_stream_without_the_archived_partitions_raises_not_found(
+    plan: ArchivePlan, node: FakeNode
+) -> None:
+    node.add_stream("orders", uid="uid", partitions=2)
+    Archive(plan).commit_ranges(0, [written_range(plan, "uid", 1)])
+    node.add_stream("orders", uid="new", partitions=1)
+    for start in (lambda: Archive(plan), lambda: outlook(plan)):
+        with pytest.raises(NotFoundError, match="records of a deleted stream orders"):
+            start()
 
 
 # ---- set back --------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,17 +17,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from liftpy.client.client import Client
 from liftpy.config import StreamConfig
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError, DataLossError, FencedError, NotFoundError, StorageError
+from liftpy.spark.failures import SourceError
 from liftpy.spark.offsets import EARLIEST, OffsetSpec
 from liftpy.spark.options import Access, SourceOptions
 from liftpy.spark.pipelines import compact, replay
 from liftpy.spark.pipelines.archive import ArchivePlan, OrphanFiles, find_orphans, remove_orphans, whole
-from liftpy.spark.pipelines.archive_writer import WriterSettings, write_file, write_range
+from liftpy.spark.pipelines.archive_writer import ROW_GROUP_BYTES, WriterSettings, write_file, write_range
 from liftpy.spark.pipelines.tables import (
     CATALOG,
     DATA,
+    KEPT_S,
     Table,
     TableCommit,
     TableFile,
@@ -200,16 +203,19 @@ def test_spark_table_cleanup_keeps_files_that_another_run_of_compact_reads_or_wr
     table = opened(tmp_path, kind)
     (one, old), (two, new) = latest(tmp_path, 0), latest(tmp_path, 10)
     table.commit(one, SCHEMA, replace=True)
-    kept_s = 0.3 if kind == "iceberg" else 7 * 24 * 3600.0
-    monkeypatch.setattr("liftpy.spark.pipelines.tables.KEPT_S", kept_s)
+    clock = SimpleNamespace(time=time.time)
+    monkeypatch.setattr("liftpy.spark.pipelines.tables.time", clock)
     os.utime(old, (1, 1))
-    time.sleep(0.4)
+    between_s = time.time() + 0.01
+    time.sleep(0.02)
     table.commit(two, SCHEMA, replace=True)
     unfinished = latest(tmp_path, 20)[1]
+    if kind == "iceberg":
+        clock.time = lambda: between_s + KEPT_S
     table.forget_old_files()
     assert [Path(file).is_file() for file in (old, new, unfinished)] == [True] * 3
     if kind == "iceberg":
-        time.sleep(0.4)
+        clock.time = lambda: time.time() + KEPT_S + 1
         table.forget_old_files()
         assert [Path(file).is_file() for file in (old, new)] == [False, True]
 
@@ -283,6 +289,18 @@ def test_spark_archive_table_under_another_path_has_no_orphans(tmp_path: Path, k
     assert [pq.read_metadata(file).num_rows for file in state_of(again).files] == [10]
 
 
+@pytest.mark.parametrize("name", ["orders", "my orders", "örders", "a#b", "env=prod"])
+def test_spark_table_has_all_its_files_in_its_directory(tmp_path: Path, kind: str, name: str) -> None:
+    """Otherwise a copy of the directory is not a copy of the table."""
+    root = tmp_path / name
+    table = opened(root, kind)
+    assert table.state() is None
+    table.commit(committed(root, 0, 10, 0), SCHEMA)
+    table.commit(committed(root, 10, 20, 1), SCHEMA)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert state_of(table_at(root)).record_count == 20
+
+
 @pytest.mark.parametrize(
     "start",
     [
@@ -344,19 +362,14 @@ def test_spark_archive_table_in_a_directory_with_a_character_of_urls_or_patterns
         table_at(tmp_path / name)
 
 
-async def test_spark_replay_from_the_middle_of_an_archived_file_stores_the_later_records(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The first rows of the file are not in the range."""
+@pytest.fixture
+async def copies(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
+    """Start a cluster in memory with the stream ``copies``, which replays of the test reach. Return its client."""
     loop = asyncio.get_running_loop()
 
     def call(work: Coroutine[Any, Any, Any], _: float) -> Any:
         return asyncio.run_coroutine_threadsafe(work, loop).result(30)
 
-    schema = arrow_schema(replay.COLUMNS)
-    rows = pa.RecordBatch.from_pylist([{"value": b"%d" % offset, "offset": offset} for offset in range(40_000)], schema)
-    planned = replace(PLANNED, partition=0, start_offset=0, end_offset=40_000)
-    file = write_range(planned, [rows], schema, WriterSettings(str(tmp_path)))
     async with memory_cluster() as cluster, cluster.client() as client:
 
         async def transport(_: float) -> Any:
@@ -365,13 +378,66 @@ async def test_spark_replay_from_the_middle_of_an_archived_file_stores_the_later
         link = SimpleNamespace(transport=transport, call=call, subjects=Subjects())
         monkeypatch.setattr(replay, "link_to", lambda access: link)
         await client.create_stream("copies", "copies")
-        plan = replay.ReplayPlan(stream="orders", target="copies", name="again", table=str(tmp_path))
-        share = replay.ReplayShare(replace(planned, start_offset=20_000, end_offset=20_010), (str(tmp_path / file.path),))
+        yield client
+
+
+async def test_spark_replay_from_the_middle_of_an_archived_file_stores_the_later_records(
+    copies: Client, tmp_path: Path
+) -> None:
+    """The first rows of the file are not in the range."""
+    schema = arrow_schema(replay.COLUMNS)
+    rows = pa.RecordBatch.from_pylist([{"value": b"%d" % offset, "offset": offset} for offset in range(40_000)], schema)
+    planned = replace(PLANNED, partition=0, start_offset=0, end_offset=40_000)
+    file = write_range(planned, [rows], schema, WriterSettings(str(tmp_path)))
+    plan = replay.ReplayPlan(stream="orders", target="copies", name="again", table=str(tmp_path))
+    share = replay.ReplayShare(replace(planned, start_offset=20_000, end_offset=20_010), (str(tmp_path / file.path),))
+    done = await asyncio.to_thread(replay.replay_share, plan, 1, share)
+    assert (done.records, done.known) == (10, 0)
+    assert [record.value async for record in copies.consume("copies", 0, until="end")] == [
+        b"%d" % i for i in range(20_000, 20_010)
+    ]
+
+
+async def test_spark_replay_with_another_partitioner_under_the_same_name_stores_nothing(copies: Client, tmp_path: Path) -> None:
+    await copies.create_stream("spread", "spread", partitions=4)
+    schema = arrow_schema(replay.COLUMNS)
+    rows = pa.RecordBatch.from_pylist([{"key": b"%d" % i, "value": b"%d" % i, "offset": i} for i in range(100)], schema)
+    planned = replace(PLANNED, partition=0, start_offset=0, end_offset=100)
+    file = write_range(planned, [rows], schema, WriterSettings(str(tmp_path)))
+    share = replay.ReplayShare(planned, (str(tmp_path / file.path),))
+    for keeps, others in ((True, False), (False, True)):
+        name = f"keep {keeps}"
+        plan = replay.ReplayPlan(stream="orders", target="spread", name=name, table=str(tmp_path), keep_partitions=keeps)
+        first = await asyncio.to_thread(replay.replay_share, plan, 1, share)
+        assert (first.records, first.known) == (100, 0)
+        stored = await ends_of(copies, "spread")
+        with pytest.raises(SourceError, match=r"DIVERGED_PRODUCER.*--partitioner"):
+            await asyncio.to_thread(replay.replay_share, replace(plan, keep_partitions=others), 1, share)
+        assert await ends_of(copies, "spread") == stored
+        again = await asyncio.to_thread(replay.replay_share, plan, 1, share)
+        assert (again.records, again.known) == (100, 100)
+
+
+async def ends_of(client: Client, stream: str) -> list[int]:
+    return [len([record async for record in client.consume(stream, number, until="end")]) for number in range(4)]
+
+
+async def test_spark_replay_of_large_archived_records_holds_one_row_group_in_memory(copies: Client, tmp_path: Path) -> None:
+    schema, size_bytes, count = arrow_schema(replay.COLUMNS), 500_000, 200
+    rows = (pa.RecordBatch.from_pylist([{"value": bytes(size_bytes), "offset": offset}], schema) for offset in range(count))
+    planned = replace(PLANNED, partition=0, start_offset=0, end_offset=count)
+    file = write_range(planned, rows, schema, WriterSettings(str(tmp_path)))
+    plan = replay.ReplayPlan(stream="orders", target="copies", name="again", table=str(tmp_path))
+    # one range at the end of the file: only reading it needs memory
+    share = replay.ReplayShare(replace(planned, start_offset=count - 1), (str(tmp_path / file.path),))
+    before, pool = pa.default_memory_pool(), pa.system_memory_pool()
+    pa.set_memory_pool(pool)
+    try:
         done = await asyncio.to_thread(replay.replay_share, plan, 1, share)
-        assert (done.records, done.known) == (10, 0)
-        assert [record.value async for record in client.consume("copies", 0, until="end")] == [
-            b"%d" % i for i in range(20_000, 20_010)
-        ]
+    finally:
+        pa.set_memory_pool(before)
+    assert done.records == 1
+    assert pool.max_memory() < 3 * ROW_GROUP_BYTES
 
 
 async def test_spark_compact_after_an_unclean_election_raises_data_loss(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from liftpy.client import Cursors
+from liftpy.client.positions import Position
 from liftpy.core.base.ids import PartitionKey
 from liftpy.errors import UnavailableError
 from liftpy.spark import source
@@ -14,7 +15,7 @@ from liftpy.spark.offsets import StreamOffsets
 from liftpy.spark.process_connection import ProcessConnection
 from liftpy.spark.source import CursorWriter
 
-OFFSETS = StreamOffsets({("a", 0): 5, ("a", 1): 7, ("b", 0): 9}, {"a": "u1", "b": "u2"})
+OFFSETS = StreamOffsets({("a", 0): 5, ("a", 1): 7, ("b", 0): 9}, {"a": "u1", "b": "u2"}, {("a", 0): 3, ("b", 0): 4})
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Return the list of commits. An exception at its front is raised once."""
     said: list[Any] = []
 
-    async def set_cursor(cursors: Cursors, name: str, positions: dict[PartitionKey, int]) -> None:
+    async def set_cursor(cursors: Cursors, name: str, positions: dict[PartitionKey, Position]) -> None:
         if said and isinstance(said[0], Exception):
             raise said.pop(0)
         said.append((name, positions))
@@ -31,9 +32,13 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return said
 
 
-def test_spark_cursor_writer_commits_all_positions_with_the_stream_uids(link: ProcessConnection, told: list[Any]) -> None:
+def test_spark_cursor_writer_commits_all_positions_with_uids_and_leader_epochs_of_the_checkpoint(
+    link: ProcessConnection, told: list[Any]
+) -> None:
+    """The leaders may have other records at these offsets by now, or the stream is deleted."""
     assert CursorWriter(link, "nightly").write(OFFSETS)
-    assert told == [("nightly", {PartitionKey("a", "u1", 0): 5, PartitionKey("a", "u1", 1): 7, PartitionKey("b", "u2", 0): 9})]
+    positions = {("a", "u1", 0): Position("u1", 5, 3), ("a", "u1", 1): Position("u1", 7), ("b", "u2", 0): Position("u2", 9, 4)}
+    assert told == [("nightly", {PartitionKey(*key): position for key, position in positions.items()})]
 
 
 def test_spark_cursor_writer_waits_after_a_rejected_commit(

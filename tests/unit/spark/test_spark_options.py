@@ -206,6 +206,20 @@ def test_spark_source_url_with_a_secret_is_rejected_without_the_secret_in_the_er
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize("url", ["nats://me:secret@host:4222", "secret@host"])
+@pytest.mark.parametrize("given", [{"stream": "{}"}, {"subscribe": "a,{}"}, {"path": "{}"}, {"path": "{}", "stream": "a"}])
+def test_spark_url_with_a_secret_as_a_stream_is_rejected_without_the_secret_in_the_error(
+    url: str, given: dict[str, str]
+) -> None:
+    options = {name: text.format(url) for name, text in given.items()}
+    for parse_options in (SourceOptions.parse, SinkOptions.parse):
+        if parse_options == SinkOptions.parse and "subscribe" in options:
+            continue
+        with pytest.raises(ConfigError, match=r"is a URL, but .* set the option nats") as caught:
+            parse_options(options)
+        assert "secret" not in str(caught.value)
+
+
 SEED = "SUACSSL3UAHUDXKFSNVUZRF5UHPMWZ6BFDTJ7M6USDXIEDNPPQYYYCU3VY"  # of the NATS documentation
 
 

@@ -583,6 +583,38 @@ def test_available_now_query_leaves_out_records_that_an_unclean_election_lost_du
     assert reader.partitions(second, last) == [], "the log has other records there"
 
 
+@pytest.mark.parametrize("limit", [ReadMaxRows(20), ReadMaxBytes(400)])
+@pytest.mark.parametrize("is_recreated", [False, True])
+def test_available_now_query_with_a_limit_continues_without_a_stream_that_is_deleted_during_the_run(
+    access: Access, node: FakeNode, link: ProcessConnection, limit: Any, is_recreated: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("a1", "a2"):
+        for log in node.add_stream(name, uid=f"old-{name}", partitions=2).partitions:
+            append(log, 25)
+            append(log, 25)
+    given = {"nats": access.servers, "namespace": access.namespace, "subscribepattern": "a.*", "startingoffsets": "earliest"}
+    lossy, strict = (
+        streaming(LiftDataSource({**given, "failondataloss": loss, "patience": "3"})) for loss in ("false", "true")
+    )
+    for reader in (lossy, strict):
+        use_catalog(reader, link, clock=itertools.count(step=10).__next__)
+        reader.prepareForTriggerAvailableNow()
+    end = start = lossy.initialOffset()
+    del node.streams["a1"]
+    if is_recreated:
+        append(node.add_stream("a1", uid="new").partitions[0], 30)
+    read: list[tuple[str, int, int, int]] = []
+    while (later := lossy.latestOffset(end, limit)) != end:
+        tasks = [one.value for one in lossy.partitions(end, later)]
+        read += [(one.stream, one.partition, one.start_offset, one.end_offset) for one in tasks]
+        end = later
+    assert {one[0] for one in read} == {"a2"}
+    assert sum(last - first for *_, first, last in read) == 100
+    assert "a1" in caplog.text
+    with pytest.raises(SourceError, match=r"^\[(DATA_LOSS|NOT_FOUND)\] .*a1.* deleted"):
+        strict.partitions(start, strict.latestOffset(start, limit))
+
+
 def test_streaming_query_without_new_records_sends_at_most_one_request_per_second(
     source: Open, node: FakeNode, link: ProcessConnection
 ) -> None:

@@ -69,6 +69,35 @@ def test_spark_problem_without_pyspark_contains_the_package_to_install(monkeypat
         session.local_session("test")
 
 
+def test_local_spark_session_keeps_the_settings_of_an_active_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time zone and the number of tasks belong to other queries of the program, too."""
+    sql = pytest.importorskip("pyspark.sql")
+    changed: dict[str, str] = {}
+
+    class Builder:
+        """Builder of pyspark. If there is a session, its options become settings of that session."""
+
+        def config(self, name: str, value: str) -> Builder:
+            changed[name] = value
+            return self
+
+        def appName(self, name: str) -> Builder:
+            return self.config("spark.app.name", name)
+
+        def master(self, name: str) -> Builder:
+            return self.config("spark.master", name)
+
+        def getOrCreate(self) -> str:
+            return "the active session"
+
+    monkeypatch.setattr(session, "spark_problem", lambda: "")
+    monkeypatch.setattr(sql, "SparkSession", SimpleNamespace(builder=Builder(), getActiveSession=lambda: "the active session"))
+    assert session.local_session("orders") == "the active session"
+    assert changed == {}
+    session.local_session("orders", settings={"spark.sql.shuffle.partitions": "7"})
+    assert changed == {"spark.sql.shuffle.partitions": "7"}
+
+
 def test_local_spark_session_workers_use_the_installed_pyspark_unless_spark_home_is_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -112,7 +112,7 @@ def test_spark_stats_of_a_batch_equal_counts_made_record_by_record(seed: int) ->
         assert bucket.keys.count == len({record.key for record in own if record.key is not None})
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [*range(8), pytest.param(127, id="a pause before a gap")])
 def test_spark_stats_of_pieces_of_any_size_sum_to_the_stats_of_the_whole(seed: int) -> None:
     batches, rng = some_batches(seed), random.Random(seed)
     start, end = batches[0].base_offset, batches[-1].next_offset
@@ -125,6 +125,10 @@ def test_spark_stats_of_pieces_of_any_size_sum_to_the_stats_of_the_whole(seed: i
     assert (joined.start_offset, joined.end_offset) == (start, end)
     for name in ("records", "missing", "largest", "first_ns", "last_ns", "pause_ns", "back_steps", "subjects", "width_ns"):
         assert getattr(joined, name) == getattr(whole, name), name
+    records = [record for batch in batches for record in batch.records()]
+    assert (joined.pause_ns, joined.pause_at) in [
+        (b.timestamp_ns - a.timestamp_ns, b.offset) for a, b in itertools.pairwise(records)
+    ]
     assert joined.sizes.tolist() == whole.sizes.tolist()
     for number, bucket in whole.buckets.items():
         other = joined.buckets[number]

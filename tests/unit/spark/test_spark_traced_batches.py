@@ -11,8 +11,12 @@ from liftpy.errors import ConfigError
 from liftpy.spark.tracing import processing
 
 
-def test_processing_of_a_batch_without_headers_raises_before_it_reads_the_batch() -> None:
+@pytest.mark.parametrize(
+    ("columns", "text"),
+    [(["key", "value"], "includeHeaders"), (["headers", "value", "partition"], "no column offset"), (["headers"], "partition")],
+)
+def test_processing_of_a_batch_without_a_column_raises_before_it_reads_the_batch(columns: list[str], text: str) -> None:
     pytest.importorskip("opentelemetry")
-    batch: Any = SimpleNamespace(columns=["key", "value"])
-    with pytest.raises(ConfigError, match="includeHeaders"), processing(batch, "orders"):
+    batch: Any = SimpleNamespace(columns=columns)
+    with pytest.raises(ConfigError, match=text), processing(batch, "orders"):
         pass
