@@ -37,7 +37,6 @@ class Replier:
         self._instance = instance
         self._inboxes = InboxRule(settings.reply_prefixes)
         self._wake_event = asyncio.Event()
-        self.sent_count = 0
         self.counters: Counter[str] = Counter()
         self.refused_count = 0
         """Number of replies that were not sent, because the subject is no inbox or the reply is too large."""
@@ -88,7 +87,6 @@ class Replier:
                 await publish_answer(publish, rules, self.counters, reply.to or "", text, headers)
             self._refuse(reply, why)
         else:
-            self.sent_count += is_sent
             if not is_sent:
                 self._refuse(reply, "the reply subject is not an inbox")
 

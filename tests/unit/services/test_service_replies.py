@@ -244,7 +244,7 @@ async def test_service_reply_sender_sends_only_as_leader_and_waits_for_the_conne
         (None, 1),
         ("PASSED_OVER", 1000),
     ]
-    assert (replier.sent_count, replier.refused_count) == (3, 6)
+    assert replier.refused_count == 6
     task.cancel()
 
 
