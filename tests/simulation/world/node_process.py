@@ -192,6 +192,7 @@ class NodeProcess:
         if self.process is not None and self.process.is_alive:
             process = draw.choice(self.process.running)
             self.scheduler.trace("killed", process.name)
+            process.was_killed = True
             process.end(-9)
 
     def pause_one(self, draw: random.Random, for_ns: int) -> None:

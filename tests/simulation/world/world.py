@@ -24,6 +24,7 @@ from liftpy.errors import LiftError
 from liftpy.nats.credentials import Credentials
 from sidecar.quorum import library
 from sidecar.runtime.settings import NodeSettings
+from sidecar.workers.workers import WorkerError
 from tests.simulation.world.machine import scheduler as scheduling
 from tests.simulation.world.machine.disk import Disk
 from tests.simulation.world.machine.nats_server import NatsCluster, Rights
@@ -183,7 +184,8 @@ class World:
     def _expects(self, process: Process, error: BaseException | None) -> bool:
         disk = process.disk
         was_faulty = disk is not None and (disk.failures > 0 or disk.is_damaged or disk.was_full)
-        return was_faulty and isinstance(error, (LiftError, OSError))
+        lost_a_worker = any(child.was_killed for child in process.children)
+        return (was_faulty and isinstance(error, (LiftError, OSError))) or (lost_a_worker and isinstance(error, WorkerError))
 
     # ---- what the driver uses --------------------------------------------------------------------------------------------
     async def until(self, what: str, holds: Callable[[], bool], within_s: float) -> bool:

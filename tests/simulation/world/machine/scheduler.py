@@ -85,6 +85,8 @@ class Process:
         self.host = name
         self.children: list[Process] = []
         """Worker processes that it has started."""
+        self.was_killed = False
+        """Whether a fault has killed it."""
         scheduler.processes[self.pid] = self
 
     def fork(self, name: str) -> Process:
