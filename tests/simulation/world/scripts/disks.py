@@ -80,6 +80,7 @@ async def script_disk_of_the_node_that_leads_everything_is_full(s: Stage) -> Non
 
     The node gives its leadership up by a request to the metadata group. Its own member of the group fails while it has this request.
     """
+    s.ends_cleanly = False
     s.allow("metadata.controller_failed", "metadata.controller_out_of_service")
     node = await s.controller()
     await s.create("orders", leader=node)
@@ -138,6 +139,7 @@ async def _a_replica_more(s: Stage, *, takes_new_files: bool) -> None:
 @script(nodes=5)
 async def script_new_replica_meets_a_full_disk(s: Stage) -> None:
     """Given a node with a full disk, when a stream gets one more replica there, another node gets it instead."""
+    s.ends_cleanly = False
     await _a_replica_more(s, takes_new_files=True)
 
 

@@ -175,6 +175,8 @@ class Stage:
         world.nats.watchers.append(lambda name, message, receivers: self.messages.append((name, message, receivers)))
         MessageRules(world)
         logging.getLogger().addHandler(_Lines(self))
+        self.ends_cleanly = True
+        """Whether all nodes have to stop cleanly after the script. Nodes with a full disk cannot."""
 
     def __getitem__(self, name: str) -> NodeProcess:
         return next(node for node in self.world.nodes if node.name == name)
@@ -215,7 +217,7 @@ class Stage:
             self._check_faults()
             self._count()
             if self.cast.stops:
-                await self.stop()
+                await self.stop(cleanly=self.ends_cleanly)
         except WrongError as error:
             self.world.scheduler.violated(str(error))
 
