@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 
@@ -48,6 +49,15 @@ def test_work_queue_of_the_documented_example_delivers_the_documented_records() 
     assert settle(queue, pb.SETTLE_NACK, (0, 6, 1), (6, 7, 1), (7, 9, 1), (90, 99, 1), now_s=11) == [
         (0, 6), (6, 7), (7, 9), (90, 99),
     ]  # fmt: skip
+
+
+def test_work_queue_acknowledged_in_any_order_begins_at_its_first_record_without_ack() -> None:
+    for order in itertools.permutations([(0, 2), (2, 3), (3, 4), (4, 6)]):
+        queue = WorkQueue("u", 0)
+        take(queue, count=6)
+        for number, (start, end) in enumerate(order, 1):
+            assert settle(queue, pb.SETTLE_ACK, (start, end, 1)) == []
+            assert queue.prefix == min((first for first, _ in order[number:]), default=6), order
 
 
 def test_work_queue_record_above_the_delivery_limit_is_delivered_once_as_a_dead_letter() -> None:
