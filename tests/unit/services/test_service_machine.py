@@ -267,19 +267,6 @@ def test_service_machine_rejects_emit_in_take_snapshot() -> None:
         machine.apply([record(0), record(1), record(2)])
 
 
-def test_service_machine_fires_a_due_timer_before_the_record_and_no_cancelled_timer() -> None:
-    service, machine = started()
-    machine.apply([record(0, b"t:gone:5", 10), record(1, b"t:late:30", 10), record(2, b"c:gone", 10), record(3, b"x", 30)])
-    assert [seen[:2] for seen in service.seen] == [
-        [0, "t:gone:5"],
-        ["timer", "gone"],
-        [1, "t:late:30"],
-        [2, "c:gone"],
-        ["timer", "late"],
-        [3, "x"],
-    ]
-
-
 # ---- at its bounds -------------------------------------------------------------------------------------------------------
 
 
