@@ -94,7 +94,7 @@ def copy_tree(root: Path, folder: Path) -> None:
 
 
 def find_tests(root: Path, file: str, *, wide: bool) -> list[str]:
-    """Return the test files that import the module ``file``.
+    """Return the test files that import the module ``file``, also through a helper in ``tests/unit``.
 
     Args:
         root: Root of the tree.
@@ -102,20 +102,29 @@ def find_tests(root: Path, file: str, *, wide: bool) -> list[str]:
         wide: Add the tests that import another module of the same folder, and the folder of unit tests with the name of the package.
     """
     module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    package, _, name = module.rpartition(".")
+    package = module.rpartition(".")[0]
+    helpers = [
+        str(path.relative_to(root)).removesuffix(".py").replace("/", ".")
+        for path in sorted((root / "tests/unit").rglob("*.py"))
+        if not path.name.startswith("test_") and _imports(path.read_text(encoding="utf-8"), module)
+    ]
     near, others = [], []
     for folder in _TEST_FOLDERS:
         for path in sorted((root / folder).rglob("test_*.py")):
             text = path.read_text(encoding="utf-8")
             relative = str(path.relative_to(root))
-            if module in text or any(
-                line.startswith(f"from {package} import ") and name in line.replace(",", " ").split()
-                for line in text.splitlines()
-            ):
+            if any(_imports(text, name) for name in (module, *helpers)):
                 near.append(relative)
             elif package in text or f"tests/unit/{package.split('.')[-1]}/" in relative:
                 others.append(relative)
     return [*near, *others] if wide else near
+
+
+def _imports(text: str, module: str) -> bool:
+    package, _, name = module.rpartition(".")
+    return module in text or any(
+        line.startswith(f"from {package} import ") and name in line.replace(",", " ").split() for line in text.splitlines()
+    )
 
 
 class Tree:

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.mutate.__main__ import changed_lines, choose
 from tests.mutate.cover import choose_cover
 from tests.mutate.operators import Mutant, make_mutants
-from tests.mutate.runner import Tree, scripts_that_run
+from tests.mutate.runner import Tree, find_tests, scripts_that_run
 
 SOURCE = '''"""A module."""
 
@@ -79,6 +79,19 @@ def test_mutation_run_reports_mutants_as_killed_or_survived(tmp_path: Path) -> N
     verdicts = {mistake: tree.attempt(mutant, 30.0, wide=False).verdict for mistake, mutant in mutants.items()}
     assert verdicts == {"< -> <= in 'n < 3'": "killed", "< -> <= in 'n < 4'": "survived"}
     assert "n < 3" in (root / "liftpy/bound.py").read_text(encoding="utf-8")
+
+
+def test_mutation_run_uses_tests_that_import_the_module_through_a_helper(tmp_path: Path) -> None:
+    unit = tmp_path / "tests/unit"
+    unit.mkdir(parents=True)
+    for name, text in {
+        "bench.py": "from liftpy.bound import within",
+        "test_bench.py": "from tests.unit.bench import within",
+        "test_bound.py": "import liftpy.bound",
+        "test_other.py": "import liftpy.other",
+    }.items():
+        (unit / name).write_text(text, encoding="utf-8")
+    assert find_tests(tmp_path, "liftpy/bound.py", wide=False) == ["tests/unit/test_bench.py", "tests/unit/test_bound.py"]
 
 
 def test_mutation_selection_since_a_revision_contains_only_mutants_of_changed_lines(tmp_path: Path) -> None:

@@ -93,6 +93,17 @@ def test_producer_partition_queue_without_a_producer_epoch_sends_nothing() -> No
     assert not queue.refused(0, 1, BatchRejection.FINAL, 1.0)
 
 
+def test_producer_partition_queue_with_a_new_epoch_repeats_its_unanswered_batches_in_that_epoch() -> None:
+    queue = new_queue()
+    fill(queue, b"a", b"b", b"c")
+    sent(queue, 0)
+    queue.begin_new_epoch(5)
+    repeated = [parse_batch(batch.encoded) for batch in sent(queue, 0)]
+    assert [(batch.header.producer_epoch, batch.header.base_sequence, batch.values()) for batch in repeated] == [
+        (5, 0, [b"a", b"b"]), (5, 2, [b"c"]),
+    ]  # fmt: skip
+
+
 def test_producer_partition_queue_fails_when_the_leader_lost_stored_records() -> None:
     queue = new_queue(window=1)
     fill(queue, b"a", b"b", b"c", b"d", b"e")

@@ -73,6 +73,9 @@ REFUSED: list[tuple[int, str, Callable[[pb.GroupCommand], object]]] = [
     (1, "tellsStreams", lambda c: c.beat.streams.append(STREAM)),
     (1, "twice", lambda c: c.beat.owned.append(OWNED)),
     (1, "generations", lambda c: c.beat.owned[0].generations.append(1)),
+    (1, "bytes, at most", lambda c: c.beat.owned.extend(
+        pb.GrantedPartitions(stream=f"{n:064}", uid="u" * 64, partitions=[0]) for n in range(3900)
+    )),
     (3, "position = -1", lambda c: setattr(c.commit.positions[0], "position", -1)),
     (3, "uid", lambda c: setattr(c.commit.positions[0], "uid", "../x")),
     (3, "twice", lambda c: c.commit.positions.append(AT)),
@@ -108,20 +111,24 @@ def test_group_command_decoding_of_invalid_bytes_raises_group_command_error() ->
     for door in (decode_command, decode_answer, decode_query, decode_query_answer):
         with pytest.raises(GroupCommandError):
             door(b"\xff\xff\xff")
-    with pytest.raises(GroupCommandError, match="bytes"):
-        decode_command(bytes(commands.MAX_COMMAND_BYTES + 1))
     with pytest.raises(GroupCommandError, match="limit"):
         decode_query(pb.GroupQuery(limit=1001).SerializeToString())
 
 
 def test_group_partition_number_of_a_group_name_never_changes() -> None:
-    assert [partition_of("billing", count) for count in (1, 4, 4)] == [
+    """Clients of all versions send the commands of a group to one partition."""
+    assert [partition_of(name, count) for name, count in (("billing", 1), ("billing", 4), ("billing", 7), ("g", 16))] == [
         0,
-        partition_of("billing", 4),
-        partition_of("billing", 4),
+        0,
+        4,
+        8,
     ]
-    assert len({partition_of(f"g{n}", 4) for n in range(100)}) == 4
+
+
+def test_group_stream_uid_of_a_later_stream_has_a_greater_order() -> None:
     assert uid_order("00000a-2") < uid_order("00000b-1") < uid_order("fffffff-1") < uid_order("10000000-1")
     assert uid_order("xyz") < uid_order("xyzz") < uid_order("0-1")
-    assert commands.heartbeat_ms(3000) == 500
-    assert commands.heartbeat_ms(60_000) == 1000
+
+
+def test_group_heartbeat_interval_is_a_sixth_of_the_session_and_at_most_a_second() -> None:
+    assert [commands.heartbeat_ms(session_ms) for session_ms in (3000, 6000, 60_000)] == [500, 1000, 1000]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import random
+import itertools
 import time
 
 import pytest
 
 from liftpy.core.groups import commands
-from liftpy.core.groups.queue import PieceKind, WorkQueue
+from liftpy.core.groups.queue import WorkQueue
 from liftpy.core.wire._pb import group_pb2 as pb
 
 S = 1_000_000_000
@@ -48,6 +48,15 @@ def test_work_queue_of_the_documented_example_delivers_the_documented_records() 
     assert settle(queue, pb.SETTLE_NACK, (0, 6, 1), (6, 7, 1), (7, 9, 1), (90, 99, 1), now_s=11) == [
         (0, 6), (6, 7), (7, 9), (90, 99),
     ]  # fmt: skip
+
+
+def test_work_queue_acknowledged_in_any_order_begins_at_its_first_record_without_ack() -> None:
+    for order in itertools.permutations([(0, 2), (2, 3), (3, 4), (4, 6)]):
+        queue = WorkQueue("u", 0)
+        take(queue, count=6)
+        for number, (start, end) in enumerate(order, 1):
+            assert settle(queue, pb.SETTLE_ACK, (start, end, 1)) == []
+            assert queue.prefix == min((first for first, _ in order[number:]), default=6), order
 
 
 def test_work_queue_record_above_the_delivery_limit_is_delivered_once_as_a_dead_letter() -> None:
@@ -105,27 +114,6 @@ def test_work_queue_above_its_state_limit_delivers_no_new_records(monkeypatch: p
     assert take(queue, member="b", count=1000, end=1000)[-1][1] == 39, "what comes again is given, new records are not"
     settle(queue, pb.SETTLE_ACK, *[(offset, offset + 1, 1) for offset in range(1, 100, 2)])
     assert take(queue, member="c", end=1000) == []
-
-
-def test_work_queue_restored_from_a_snapshot_has_an_equal_state() -> None:
-    rng = random.Random(7)
-    queue = WorkQueue("u", 0)
-    for number in range(400):
-        now_s = number / 3
-        member = rng.choice("abc")
-        take(queue, now_s, member, rng.randrange(1, 20), 5000)
-        for piece in rng.sample(queue.pieces, min(3, len(queue.pieces))):
-            kind = rng.choice(
-                [pb.SETTLE_ACK, pb.SETTLE_ACK, pb.SETTLE_NACK, pb.SETTLE_EXTEND, pb.SETTLE_REJECT, pb.SETTLE_RELEASE]
-            )
-            if piece.kind is PieceKind.OUT:
-                part = (piece.start, rng.randrange(piece.start, piece.end) + 1, piece.lease)
-                settle(queue, kind, part, now_s=now_s, member=piece.member, delayMs=700)
-        state = queue.state("s", 0)
-        again = WorkQueue.from_state(pb.QueueState.FromString(state.SerializeToString()))
-        assert (again.state("s", 0), again.out_count, again.next_ready_ns()) == (state, queue.out_count, queue.next_ready_ns())
-        queue = again if rng.random() < 0.3 else queue
-    assert queue.frontier > 300
 
 
 def test_work_queue_take_and_ack_cost_does_not_grow_with_the_number_of_records() -> None:

@@ -288,12 +288,3 @@ def test_batched_ack_does_not_mix_the_leader_and_the_all_ack_policy() -> None:
     bench.arrive(*((b"_INBOX.x.%d" % number, ordinary.envelope(b"v", b""), b"") for number in range(3)))
     assert told(bench, AckPolicy.LEADER) == {"_INBOX.x.0": (0, 3)}
     assert told(bench) == {}
-
-
-def test_message_decoder_maps_message_ids_to_record_indexes_in_arrival_order() -> None:
-    bench = Bench()
-    id_of = [client_pb2.Header(name="Nats-Msg-Id", value=b"odd")]
-    bench.arrive(other(1, key=b"k", keyed=True, headers=id_of), counted(2, msg_id=b"even"))
-    raw = [(b"ev.1", *other(1, key=b"k", keyed=True, headers=id_of)), (b"ev.1", *counted(2, msg_id=b"even"))]
-    assert list(bench.ingest.reader.read(raw, 0).ids.items()) == [(0, b"odd"), (1, b"even")]
-    assert told(bench) == {"_INBOX.x.1": (0, 2)}

@@ -209,15 +209,6 @@ def test_message_columns_have_only_reply_subjects_that_are_inboxes() -> None:
     assert reader.refused_replies == 2
 
 
-def test_message_columns_have_the_expected_offset_per_record() -> None:
-    """[A7]"""
-    header = b"NATS/1.0\r\nNats-Expected-Last-Sequence: 12\r\n\r\n"
-    columns, _ = read((b"ev", b"", b"a", header), (b"ev", b"", message(offset=7), b""), (b"ev", b"", message(offset=0), b""))
-    assert columns.expected == {0: 12, 1: 7}
-    columns, _ = read((b"ev", b"", b"a", header.replace(b"12", b"twelve")))
-    assert columns.expected == {0: -1}, "no record ever has that offset: refused"
-
-
 PROTOCOL = frames.encode(replication_pb2.ReplicationRequest(replicaID="n2", offset=3))
 
 
@@ -285,15 +276,6 @@ def test_envelope_with_one_invalid_field_gets_the_reason_of_that_field(
     assert unfit(message(offset=-1, **fields), block) is reason
 
 
-def test_envelope_that_is_rejected_adds_no_key_offset_or_header_columns() -> None:
-    columns, _ = read((b"ev", b"_INBOX.1", message(stream="other", value=b"v", key=b"k", offset=9), b""))
-    assert (columns.keys, columns.expected, columns.headers) == (None, {}, None)
-    envelopes = columns.publishers.envelopes
-    assert envelopes is not None
-    assert envelopes[0] is not None
-    assert (envelopes[0].subject, envelopes[0].policy, envelopes[0].received_wall_ns) == ("ev", AckPolicy.LEADER, 77)
-
-
 @pytest.mark.parametrize(
     ("block", "reason"),
     [
@@ -306,17 +288,6 @@ def test_envelope_that_is_rejected_adds_no_key_offset_or_header_columns() -> Non
 )
 def test_header_that_is_invalid_is_rejected_with_its_reason_whichever_headers_surround_it(block: bytes, reason: Any) -> None:
     assert unfit(b"v", block) is reason
-
-
-def test_message_decoder_returns_the_ack_policy_of_each_message() -> None:
-    def asks(policy: bytes) -> bytes:
-        return b"NATS/1.0\r\nLift-Ack: " + policy + b"\r\n\r\n"
-
-    messages = [
-        (b"ev", b"_INBOX.1", b"v", block) for block in (asks(b"leader"), b"", asks(b"none"), asks(b"all"), asks(b"odd"))
-    ]
-    columns, _ = read(*messages)
-    assert columns.publishers.policies == [AckPolicy.LEADER, AckPolicy.ALL, AckPolicy.NONE, AckPolicy.ALL, AckPolicy.ALL]
 
 
 def test_envelope_and_nats_headers_are_merged_and_rejected_if_reserved() -> None:

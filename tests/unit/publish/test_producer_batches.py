@@ -41,6 +41,10 @@ def ask(bench: Bench, instance: int = INSTANCE) -> None:
     bench.arrive((REPLY, published(b"", askedProducer=P, producerInstance=instance), b""))
 
 
+def at(offset: int, uid: str = "u") -> client_pb2.SourcePosition:
+    return client_pb2.SourcePosition(streamUid=uid, partition=2, offset=offset, generation=3)
+
+
 def begun(codec: Codec = Codec.NONE) -> Bench:
     bench = Bench(codec=codec)
     ask(bench)
@@ -150,6 +154,16 @@ def test_producer_batch_out_of_sequence_is_rejected_with_the_expected_sequence(
     assert values_in(bench) == [value for value, _, _ in RECORDS[:5]]
 
 
+@pytest.mark.parametrize("position", [at(0), at(4, "u" * 128)])
+def test_producer_question_returns_the_source_position_of_the_last_batch(position: client_pb2.SourcePosition) -> None:
+    bench = begun()
+    send(bench, 0, 3, producerPosition=position)
+    bench.commit()
+    bench.arrive((REPLY, published(b"", askedProducer=P, producerInstance=6, producerPosition=position), b""))
+    (answer,) = bench.commit()
+    assert (answer.ackError, answer.producer.nextSequence, answer.producer.position) == (_Ack.OK, 3, position)
+
+
 def test_producer_without_an_epoch_is_rejected_as_unknown() -> None:
     bench = Bench()
     send(bench, 0, 5)
@@ -213,9 +227,15 @@ def test_producer_duplicates_beyond_the_limit_of_unacked_batches_get_no_rejectio
         (build_batch([b"a"]), {"producerDigest": before(0)}, "no producer id"),
         (build_batch([b"a"]), {"producerReset": True}, "no producer id"),
         (build_batch([b"a"]), {"askedProducer": 3}, "must not have a batch"),
+        (batch_of(0, 1), {"producerPosition": at(-1)}, "an offset of 0 or more"),
+        (batch_of(0, 1), {"producerPosition": at(0, "")}, "a stream uid"),
+        (batch_of(0, 1), {"producerPosition": at(0, "u" * 129)}, "a stream uid"),
     ],
-    ids=["a short digest", "an offset", "an instance", "a digest", "a reset", "a question with a batch"],
-)
+    ids=[
+        "a short digest", "an offset", "an instance", "a digest", "a reset", "a question with a batch", "a negative source offset",
+        "no source uid", "a long source uid",
+    ],
+)  # fmt: skip
 def test_producer_batch_whose_header_contradicts_its_records_is_rejected(batch: bytes, head: dict[str, Any], text: str) -> None:
     bench = begun()
     bench.arrive((REPLY, published(batch, **head), b""))

@@ -18,8 +18,6 @@ from liftpy.core.publish.producer_state import (
     Claim,
     Finding,
     Producers,
-    distance,
-    epoch_distance,
     max_producers,
 )
 from liftpy.core.wire.batch import RecordBatch, parse_batch
@@ -128,23 +126,6 @@ class Bench:
 
 
 A, B, C, D, E = SOME
-
-
-def test_distance_of_sequences_and_epochs_continues_at_zero_after_the_highest() -> None:
-    last = (1 << 32) - 1
-    assert (distance(1, last), distance(last, 1), distance(5, 5)) == (2, -2, 0)
-    assert (epoch_distance(0, 65_535), epoch_distance(65_535, 1)) == (1, -2)
-
-
-def test_producer_state_digest_continues_across_a_sequence_wraparound() -> None:
-    producers, before = Producers(0, 10), a_batch([A], sequence=0)
-    take(producers, before)
-    states = producers._states
-    states[7] = states[7]._replace(next_sequence=0)  # two to the 32 records later
-    behind = a_batch([B], base=1, sequence=0)
-    take(producers, behind)
-    assert states[7].digest == digest_of([A, B])
-    assert len(states[7].batches) == 2
 
 
 def test_producer_state_of_an_incomplete_log_has_no_digest() -> None:

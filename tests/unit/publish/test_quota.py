@@ -367,19 +367,6 @@ def test_quota_accepts_at_most_its_rate_plus_one_burst_plus_one_message(
 
 
 # ---- of a stream ----------------------------------------------------------------------------------------------------------------
-def test_quota_of_a_partition_is_its_share_of_the_stream_quota() -> None:
-    stream = StreamConfig(quota_records_per_s=3000, quota_bytes_per_s=600, quota_by_token=2)
-    quota = quota_for(stream, 3, None)
-    assert quota is not None
-    assert (quota.terms, quota.scope) == (((1000, 200), 2), "token")
-    assert quota_for(stream, 3, quota) is quota
-    assert quota_for(stream, 4, quota) is not quota
-    assert quota_for(StreamConfig(), 3, quota) is None
-    one = quota_for(StreamConfig(quota_bytes_per_s=5), 1, quota)
-    assert one is not None
-    assert (one.terms, one.scope) == (((0, 5), 0), "stream")
-
-
 def test_quota_setting_out_of_bounds_raises_config_error() -> None:
     assert quota_for(StreamConfig(quota_by_token=1), 1, None) is None
     for wrong in ({"quota_records_per_s": -1}, {"quota_bytes_per_s": 1 << 41}, {"quota_by_token": 257}):

@@ -79,18 +79,6 @@ class Bench:
         return state.name, state.position
 
 
-def test_producer_state_response_contains_the_source_position() -> None:
-    bench = Bench()
-    bench.publish(0, at(4, 2), name="me")
-    given = bench.registry.ask(ProducerRequest(P, 9, 0, "me", at(0, 2)))
-    assert isinstance(given, ProducerGrant)
-    assert (given.position, given.next_sequence) == (at(4, 2), 1)
-    assert given.as_pb.position == at(4, 2).message()
-    fresh = Bench().registry.ask(ProducerRequest(P, 9))
-    assert isinstance(fresh, ProducerGrant)
-    assert not fresh.as_pb.HasField("position")
-
-
 def test_producer_query_with_another_plan_for_a_stored_spark_round_gets_plan_changed() -> None:
     """[A19]"""
 

@@ -244,7 +244,9 @@ async def test_service_output_router_logs_outputs_deleted_by_retention_before_th
     assert "outputs deleted before they were copied route=alerts stream=out log_start=4: continuing there" in caplog.text
 
 
-async def test_service_output_router_copies_an_old_output_to_a_partition_that_retention_has_emptied() -> None:
+async def test_service_output_router_copies_an_old_output_to_a_partition_that_retention_has_emptied(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """The age of an output does not show that it was copied, because the copy may have failed for days."""
     world = World()
     now_ns = time.time_ns()
@@ -258,6 +260,7 @@ async def test_service_output_router_copies_an_old_output_to_a_partition_that_re
     await until(lambda: 2 in numbers(world, 0))
     task.cancel()
     assert 1 in numbers(world, 0), "it was not copied before"
+    assert "outputs deleted" not in caplog.text
 
 
 class Alarm(Service):

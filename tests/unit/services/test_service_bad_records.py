@@ -160,7 +160,7 @@ def test_service_skip_decisions_are_bounded_in_number() -> None:
 
 # ---- what is done about it ---------------------------------------------------------------------------------------------------
 def test_service_failing_record_is_retried_by_the_leader_before_a_skip_decision() -> None:
-    error = BadRecordError(Unit(3), record(3), "x")
+    error, newest = (BadRecordError(Unit(3), record(3), text) for text in "xy")
     failing = FailedUnit(error)
     assert failing.next(OnError.STOP, leads=True, now_s=0) is NextStep.STOP
     assert failing.next(OnError.SKIP, leads=True, now_s=0) is NextStep.TRY
@@ -173,9 +173,10 @@ def test_service_failing_record_is_retried_by_the_leader_before_a_skip_decision(
     assert failing.next(OnError.SKIP, leads=False, now_s=100.5) is NextStep.WAIT
     assert failing.next(OnError.SKIP, leads=False, now_s=101) is NextStep.TRY
     for _ in range(30):
-        failing.record_failure(error, 200.0)
+        failing.record_failure(newest, 200.0)
     assert failing.next(OnError.SKIP, leads=False, now_s=259) is NextStep.WAIT
     assert failing.next(OnError.SKIP, leads=False, now_s=260) is NextStep.TRY
+    assert failing.error is newest, "operators read why the record fails now"
 
 
 def test_dead_letter_of_a_service_has_its_source_and_drops_headers_that_control_a_publish() -> None:

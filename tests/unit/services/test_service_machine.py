@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
 
 from liftpy.core.services.outbox import extend_digest
 from liftpy.core.wire.batch import Record
+from liftpy.errors import StorageError
 from liftpy.service import DivergedError, Identity, Outbox, Role, Service, ServiceFailedError, ServiceMachine
 
 WHO = Identity("ledger", "s", "uid1", 0)
@@ -101,6 +103,59 @@ def test_service_machine_takes_snapshots_at_boundaries_inside_compaction_gaps() 
     taken = machine.apply([record(offset) for offset in (0, 7, 13, 14, 35)]).snapshots
     assert [s.position for s in taken] == [10, 30]
     assert json.loads(taken[0].state)[-1][0] == 7  # nothing at or past 10 is in it
+
+
+class Deferred(Journal):
+    def take_snapshot(self) -> Any:
+        return partial(bytes, super().take_snapshot())
+
+
+class Checked(Journal):
+    @classmethod
+    def check_snapshot(cls, state: bytes) -> None:
+        assert json.loads(state), "a snapshot without records"
+
+
+class DeferredAndChecked(Checked, Deferred):
+    pass
+
+
+def snapshot_after(service: Service, records: list[Record]) -> bytes:
+    """Return the bytes of the snapshot after ``records``, encoded after one more record."""
+    machine = ServiceMachine(service, WHO, snapshot_interval_records=1000, outbox=Outbox("uid1/0"))
+    machine.start(None)
+    machine.apply(records)
+    snapshot = machine.snapshot()
+    machine.apply([record(len(records))])
+    return snapshot.encode()
+
+
+@pytest.mark.parametrize("kind", [Deferred, Checked, DeferredAndChecked])
+def test_service_machine_snapshot_encoded_or_checked_later_has_the_state_at_its_request(kind: type[Service]) -> None:
+    records = [record(0), record(1)]
+    assert snapshot_after(kind(), records) == snapshot_after(Journal(), records)
+
+
+@pytest.mark.parametrize("kind", [Checked, DeferredAndChecked])
+def test_service_machine_snapshot_that_its_class_rejects_raises_storage_error(kind: type[Service]) -> None:
+    with pytest.raises(StorageError, match="a snapshot without records"):
+        snapshot_after(kind(), [])
+
+
+@pytest.mark.parametrize(
+    ("returned", "error"),
+    [
+        ("text", "returned str. Return bytes, or a function"),
+        (lambda: "text", "produced str. It must return bytes"),
+        (lambda: 1 // 0, "what take_snapshot returned: ZeroDivisionError"),
+    ],
+    ids=["text", "function that returns text", "function that fails"],
+)
+def test_service_machine_rejects_a_snapshot_that_is_not_bytes(returned: object, error: str) -> None:
+    service, machine = started()
+    service.take_snapshot = lambda: returned  # type: ignore[method-assign,assignment,return-value]
+    with pytest.raises(ServiceFailedError, match=error):
+        machine.snapshot().encode()
 
 
 def test_service_machine_restored_from_a_snapshot_has_the_state_of_a_full_replay() -> None:
@@ -210,19 +265,6 @@ def test_service_machine_rejects_emit_in_take_snapshot() -> None:
     machine.start(None)
     with pytest.raises(ServiceFailedError, match="in on_record and on_timer"):
         machine.apply([record(0), record(1), record(2)])
-
-
-def test_service_machine_fires_a_due_timer_before_the_record_and_no_cancelled_timer() -> None:
-    service, machine = started()
-    machine.apply([record(0, b"t:gone:5", 10), record(1, b"t:late:30", 10), record(2, b"c:gone", 10), record(3, b"x", 30)])
-    assert [seen[:2] for seen in service.seen] == [
-        [0, "t:gone:5"],
-        ["timer", "gone"],
-        [1, "t:late:30"],
-        [2, "c:gone"],
-        ["timer", "late"],
-        [3, "x"],
-    ]
 
 
 # ---- at its bounds -------------------------------------------------------------------------------------------------------

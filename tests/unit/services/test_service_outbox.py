@@ -168,10 +168,15 @@ def test_service_outbox_restored_ahead_of_written_outputs_compares_outputs_when_
         outbox.check_output(stream[4])
 
 
-def test_service_outbox_with_an_output_of_another_history_raises_diverged() -> None:
+@pytest.mark.parametrize("has_led", [False, True])
+def test_service_outbox_with_an_output_of_another_history_raises_diverged(has_led: bool) -> None:
     ours, theirs = stream_of(4), stream_of(4, lambda number: b"w" if number == 0 else b"v")
     outbox = Outbox("u/0")
-    outbox.check_output(ours[0])
+    if has_led:
+        outbox.add(output(0))
+        outbox.wrote(*outbox.read(0, 1))
+    else:
+        outbox.check_output(ours[0])
     with pytest.raises(DivergedError, match="differs from the stored output"):
         outbox.check_output(theirs[1])
 

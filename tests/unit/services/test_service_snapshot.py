@@ -181,12 +181,3 @@ def test_service_snapshot_with_forged_bytes_and_a_valid_checksum_is_decoded_or_r
             continue
         assert (read == whole) is (bytes(forged) == data)
         assert read.encode() == bytes(forged)
-
-
-def test_service_snapshot_with_an_unreadable_service_identity_is_rejected() -> None:
-    data = bytearray(WHOLE.encode())
-    at = data.index(str(WHO).encode())
-    data[at : at + 2] = b"\xff\xfe"
-    data[12:16] = struct.pack("<I", crc32c.crc32c(data[16:]))
-    with pytest.raises(CorruptionError, match="The snapshot belongs to"):
-        decode(bytes(data), WHO)

@@ -132,7 +132,7 @@ def test_service_version_starts_at_any_number_and_increases_by_one() -> None:
         record(3, b"", Lift_Service_Version=b"sum/2"),
         record(3, b"", Lift_Service_Version=b"sum/0/5"),
         record(3, b"", Lift_Service_Version=b"sum/-2/5"),
-        record(3, b"", Lift_Service_Version=b"sum/99999999999999999999/5"),
+        record(3, b"", Lift_Service_Version=b"sum/2147483648/5"),
         record(3, b"", Lift_Service_Version=b"\xff\xfe/2/5"),
     ],
 )

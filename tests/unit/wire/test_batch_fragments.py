@@ -14,7 +14,7 @@ from liftpy.core.log.range_reads import read_portion
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.replication.fetch_assembly import FetchAssembly
 from liftpy.core.replication.messages import FetchRequest
-from liftpy.core.wire.batch import MAX_BATCH_BYTES, parse_batch, parse_header
+from liftpy.core.wire.batch import parse_batch, parse_header
 from liftpy.core.wire.chunking import NOTHING, Assembly, PartialBatch, Piece
 from liftpy.errors import CorruptionError, ProtocolError
 from tests.batches import build_batch
@@ -42,6 +42,7 @@ def test_batch_fragments_in_order_are_assembled_to_the_batch() -> None:
         for piece in order:
             whole = assembly.add_piece(piece)
             assert whole is None or bytes(whole) == batch
+            assert whole is None or assembly.held == NOTHING
     assembly = Assembly()
     found = [assembly.add_piece(piece) for piece in pieces_of(batch, 100) for _ in range(2)]
     assert [bytes(whole) for whole in found if whole is not None] == [batch]
@@ -56,6 +57,9 @@ def test_batch_assembly_drops_fragments_of_another_batch_until_a_first_fragment(
     assembly.add_piece(other[0])
     assert assembly.held == PartialBatch(100, other[0].crc)
     assert assembly.add_piece(mine[1]) is None
+    assembly.forget()
+    assert assembly.held == NOTHING
+    assert assembly.add_piece(other[1]) is None
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 5)), max_size=40))
@@ -72,7 +76,7 @@ def test_batch_assembly_of_fragments_in_any_order_returns_only_whole_batches(arr
 
 @pytest.mark.parametrize(
     ("crc", "total", "position", "data"),
-    [(0, MAX_BATCH_BYTES + 1, 0, b"x"), (0, 10, 8, b"xyz"), (0, 10, 10, b""), (0, 10, 0, b""), (1 << 32, 10, 0, b"x")],
+    [(0, (64 << 20) + 1, 0, b"x"), (0, 10, 8, b"xyz"), (0, 10, 10, b""), (0, 10, 0, b""), (1 << 32, 10, 0, b"x")],
 )
 def test_invalid_batch_fragment_is_rejected(crc: int, total: int, position: int, data: bytes) -> None:
     with pytest.raises(ProtocolError, match="of a"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from liftpy.config import AckPolicy
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import client_pb2
@@ -57,6 +59,12 @@ def test_fast_envelope_parser_of_any_bytes_agrees_with_protobuf() -> None:
             "",
         )
     assert opened > 1000
+
+
+@pytest.mark.parametrize("msg_id", [b"", b"m.1", b"q" * LONGEST_ID_BYTES])
+def test_fast_envelope_parser_returns_a_value_of_any_size_and_its_message_id(msg_id: bytes) -> None:
+    for size in (0, 1, 127, 128, 300, 16_383, 16_384, 1 << 21):
+        assert FORM.opened(FORM.envelope(bytes(size), msg_id)) == (bytes(size), msg_id)
 
 
 def test_fast_envelope_parser_rejects_a_truncated_envelope() -> None:

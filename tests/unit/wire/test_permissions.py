@@ -62,6 +62,15 @@ def test_permission_table_has_a_row_for_every_subject() -> None:
             assert matches(pattern, subject if name != "inbox" else f"{subject}.x"), (pattern, subject)
 
 
+def test_subscriptions_of_controllers_match_the_subjects_of_members_and_operators() -> None:
+    subjects = Subjects("ns")
+    assert [matches(subjects.raft_inbox("n1"), subjects.raft(to, "n3")) for to in ("n1", "n2")] == [True, False]
+    for principal in ("", "me"):
+        subject = Subjects("ns", principal=principal).control_admin()
+        assert any(matches(pattern, subject) for pattern in subjects.control_admin_all())
+    assert subjects.inbox("n1").startswith(subjects.inboxes())
+
+
 def test_subjects_are_built_only_by_the_subjects_class() -> None:
     """No other module puts a namespace in front of something."""
     found = []

@@ -11,7 +11,7 @@ import pytest
 
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import client_pb2, replication_pb2
-from liftpy.core.wire.chunking import PIECE_BYTES, Assembly, PartialBatch, Piece, room_bytes
+from liftpy.core.wire.chunking import PIECE_BYTES, Piece, requested_bytes, room_bytes
 from liftpy.core.wire.decode_errors import by_reason, counter_name
 from liftpy.core.wire.envelope import ChecksumError, EnvelopeError, MessageType
 from liftpy.core.wire.frames import MisdirectedError, check_partition_address
@@ -95,19 +95,6 @@ def test_read_response_fragment_encoded_and_decoded_is_equal() -> None:
         frames.piece_in(client_pb2.ReadResponse(pieceCrc=71, pieceTotal=12, piecePosition=3), data)
 
 
-def test_batch_assembly_reports_its_received_fragment_until_reset() -> None:
-    assembly = Assembly()
-    assert assembly.held == PartialBatch(0, 0)
-    assert assembly.add_piece(Piece(5, 6, 0, memoryview(b"abc"))) is None
-    assert assembly.held == PartialBatch(3, 5)
-    assert bytes(assembly.add_piece(Piece(5, 6, 3, memoryview(b"def"))) or b"") == b"abcdef"
-    assert assembly.held == PartialBatch(0, 0)
-    assembly.add_piece(Piece(5, 6, 0, memoryview(b"abc")))
-    assembly.forget()
-    assert assembly.held == PartialBatch(0, 0)
-    assert assembly.add_piece(Piece(5, 6, 3, memoryview(b"def"))) is None
-
-
 @pytest.mark.parametrize(
     ("payload", "overhead", "asked", "room"),
     [
@@ -121,6 +108,14 @@ def test_response_size_limit_is_the_lower_of_max_payload_and_request(
     payload: int, overhead: int, asked: int, room: int
 ) -> None:
     assert room_bytes(payload, overhead, asked) == room
+
+
+@pytest.mark.parametrize(
+    ("wanted", "payload", "requested"),
+    [(5000, 1 << 20, 5000), (2 << 20, 1 << 20, (1 << 20) - 4096), (5000, 1000, 500), (10, 1 << 20, 64), (5000, 100, 64)],
+)
+def test_reader_requests_as_many_bytes_as_fit_into_one_answer(wanted: int, payload: int, requested: int) -> None:
+    assert requested_bytes(wanted, payload) == requested
 
 
 # ---- names, subjects, rights -----------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from liftpy.core.wire.batch import (
 from liftpy.core.wire.envelope import EnvelopeError, MessageType
 from liftpy.core.wire.filters import keep_records
 from liftpy.core.wire.headers import is_reserved, is_status, may_be_enveloped, pairs_of, parse_headers
-from liftpy.core.wire.subjects import MAX_REPLY_BYTES, InboxRule, Subjects, is_protocol_shaped
+from liftpy.core.wire.subjects import Subjects, is_protocol_shaped
 from liftpy.errors import ConfigError, CorruptionError, InvalidNameError, ProtocolError
 from tests.batches import build_batch
 from tests.each import each
@@ -331,16 +331,6 @@ def test_header_block_is_parsed_as_by_nats_server() -> None:
     assert is_status(b"NATS/1.0 503\r\n\r\n", b"")
     assert not is_status(b"NATS/1.0\r\nA: b\r\n\r\n", b""), "an empty publish with headers"
     assert not is_status(b"NATS/1.0 503\r\n\r\n", b"payload")
-
-
-def test_reply_subject_above_the_maximum_length_is_rejected() -> None:
-    rule = InboxRule(("_INBOX.",))
-    for extra, fits in ((0, True), (1, False)):
-        subject = b"_INBOX." + b"x" * (MAX_REPLY_BYTES - 7 + extra)
-        assert rule.allows(subject) is fits
-        assert rule.allows_all([subject, b"_INBOX.a"]) is fits
-    assert not rule.allows_all([b"_INBOX.a\n_INBOX.b"])
-    assert not rule.allows_all([b"_INBOX.a\n_INBOX.b", b"_INBOX.c"])
 
 
 # ---- numbers -----------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.services.sessions import Effect, ReplicaView, SendToService, ServiceSessions, ServicesReplayed
 from liftpy.core.wire._pb import service_pb2 as pb
 
-_NUMBERS = {"instance", "position", "snapshotPosition"}
+_NUMBERS = {"instance", "position", "snapshotPosition", "outputCount", "emittedEnd"}
 
 
 class SessionsPlayer:
@@ -23,6 +23,8 @@ class SessionsPlayer:
         """Send one request, for example ``hello bank position=3 at=500``, and return its effects."""
         if verb == "retain":
             return str(self._sessions.retain_from())
+        if verb == "report":
+            return " | ".join(map(_report, self._sessions.report(self._view.high_watermark))) or "="
         effects = self._effects(verb, names, options, int(options.pop("at", "0")))
         return " | ".join([*map(self._shown, effects), *self._state()]) or "="
 
@@ -94,6 +96,12 @@ class SessionsPlayer:
         stop = f" stop={message.stopPosition}" if message.stopPosition >= 0 else ""
         snapshot = f" snapshot={message.snapshotRequest}" if message.snapshotRequest else ""
         return f"{name} {role} #{message.ackId} epoch={message.leaderEpoch}{stop}{snapshot}"
+
+
+def _report(row: dict[str, object]) -> str:
+    followed = "followed" if row["acknowledged"] else "not followed"
+    numbers = " ".join(f"{key}={row[key]}" for key in ("position", "lag", "output_backlog", "promotion_waits"))
+    return f"{row['service']} {row['role']} order={row['order']} {followed} {numbers}"
 
 
 def _hello(name: str, options: dict[str, str]) -> pb.ServiceHello:
