@@ -239,8 +239,9 @@ class _BackupRun:
     def _before(self) -> Manifest | None:
         """Return the backup whose pieces are used again: the named one, or a complete one. None: none.
 
-        It is the newest one that has all streams of this backup, or else the newest one. Manifests that are damaged or of a newer
-        version are skipped. Raises CorruptionError or UnknownFormatError if the named one is such a backup, or is not complete.
+        It is the newest one of this namespace that has all streams of this backup, or else the newest one of this namespace. Manifests
+        that are damaged or of a newer version are skipped. Raises CorruptionError or UnknownFormatError if the named one is such a
+        backup, or is not complete.
         """
         if self.options.since == "":
             return None
@@ -256,6 +257,8 @@ class _BackupRun:
                 if self.options.since is not None:
                     raise
                 continue
+            if self.options.since is None and manifest.namespace != self.options.namespace:
+                continue  # another cluster has other streams, also if they have the same names
             newest = newest or manifest
             if self.options.since is not None or self._has_streams(manifest):
                 return manifest

@@ -260,6 +260,18 @@ async def test_backup_after_a_partial_one_of_other_streams_uses_the_pieces_of_th
     assert [piece in first.streams[0].partitions[0].pieces for piece in pieces] == [True, True, False]
 
 
+async def test_backup_after_one_of_another_namespace_uses_the_pieces_of_its_own_namespace(client: Any, tmp_path: Path) -> None:
+    """With the backups of two clusters in one store, each backup copied all records again."""
+    store = Store.at(str(tmp_path))
+    options = create.BackupOptions(piece_bytes=3 * client.log[0].header.size_bytes)
+    first = (await create.take_backup(client, store, options)).manifest
+    other = await create.take_backup(client, store, replace(options, namespace="other"))
+    assert other.manifest.since == ""
+    taken = (await create.take_backup(client, store, options)).manifest
+    assert taken.since == first.backup
+    assert taken.streams[0].partitions[0].pieces[0] == first.streams[0].partitions[0].pieces[0]
+
+
 async def test_backup_after_one_of_a_newer_version_uses_the_pieces_of_the_backup_before(client: Any, tmp_path: Path) -> None:
     store = Store.at(str(tmp_path))
     options = create.BackupOptions(piece_bytes=3 * client.log[0].header.size_bytes)
