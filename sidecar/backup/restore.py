@@ -76,6 +76,8 @@ _AT_ONCE = 16
 """Maximum number of partitions whose bounds are requested at the same time."""
 STALLED_S = 120.0
 """Time without any change after which a restore fails, in seconds."""
+_POSITIONS_INTERVAL_S = 10.0
+"""Time between two requests for the positions of the replicas, in seconds. The copy of a large log changes nothing else for hours."""
 ABANDONED_S = 600.0
 """Time in seconds after which a stopped helper counts as abandoned. A running restore stops its helper for a few seconds."""
 _CHECK_INTERVAL_S = 0.2
@@ -482,6 +484,8 @@ class Restore:
         self._waiting_streams = [one for one in restored if not one.copy.partitions]
         """Streams without partitions. They have no records, so they are created as any other stream."""
         self._helper_id = PREFIX + os.urandom(4).hex()
+        self._positions: dict[tuple[str, str, int], object] = {}
+        """Positions of the replicas of each restored partition, as its leader reported them last, by (node, uid, partition)."""
         self._helper: DevNode | None = None
         self._scratch: Path | None = None
         self._registered = False
@@ -849,20 +853,39 @@ class Restore:
     async def _until(self, is_so: Callable[[], Awaitable[bool]], what: str) -> None:
         """Wait until ``is_so`` returns True. ``what``: the problem, for the error text.
 
-        Raises UnavailableError if the restored streams do not change for ``STALLED_S`` seconds.
+        Raises UnavailableError if the restored streams do not change for ``STALLED_S`` seconds, and their replicas copy nothing.
         """
         seen, changed_s = "", time.monotonic()
+        asked_s = changed_s
         while True:
             with contextlib.suppress(UnavailableError):
                 if await is_so():
                     return
                 image = (await self._client.admin.describe_cluster()).image
-                now = repr([image.streams.get(one.wish.into) for one in self._streams])
+                streams = [image.streams.get(one.wish.into) for one in self._streams]
+                now = repr(streams)
                 if now != seen:
                     seen, changed_s = now, time.monotonic()
+                elif time.monotonic() - max(asked_s, changed_s) >= _POSITIONS_INTERVAL_S:
+                    asked_s = time.monotonic()
+                    if await self._have_moved(streams):
+                        changed_s = asked_s
             if time.monotonic() - changed_s > STALLED_S:
                 raise UnavailableError(
                     f"{what}: no progress for {STALLED_S:g} s. Check `liftpy status` and the logs of the nodes, then "
                     f"{self._next_step}."
                 )
             await asyncio.sleep(_CHECK_INTERVAL_S)
+
+    async def _have_moved(self, streams: Collection[StreamImage | None]) -> bool:
+        """Ask the leaders of ``streams`` for the positions of the replicas. Return whether one has changed since the last request."""
+        found = [stream for stream in streams if stream is not None]
+        uids = {stream.uid for stream in found}
+        before = dict(self._positions)
+        for node in sorted({partition.leader for stream in found for partition in stream.partitions} - {""}):
+            with contextlib.suppress(LiftError):  # without an answer, its replicas count as unchanged
+                for row in (await self._client.admin.node_status(node))["partitions"]:
+                    if row["uid"] in uids:
+                        followers = {name: follower["position"] for name, follower in row["followers"].items()}
+                        self._positions[node, row["uid"], row["partition"]] = (row["phase"], row["newest_offset"], followers)
+        return self._positions != before
