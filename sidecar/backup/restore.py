@@ -510,7 +510,7 @@ class Restore:
             for one in self._streams:
                 one.plan = await self._plan_placement(one, state.image)
             for one in self._waiting_streams:
-                await self._plan(one, one.wish.waiting, one.wish.replicas)
+                await self._plan(one, one.wish.waiting, one.wish.replicas, one.wish.config)
             result = RestoreResult([*self._streams, *self._waiting_streams])
             if self._streams:
                 await self._replicate(scratch, state)
@@ -641,7 +641,9 @@ class Restore:
         """
         stream_restore, count = one.wish, len(one.copy.partitions)
         replicas = min(stream_restore.replicas, len(image.live_nodes()))
-        plan, policy = await self._plan(one, count, replicas)
+        # with fewer replicas than min_isr, the setting counts as their number
+        config = replace(stream_restore.config, read_only=True, min_isr=0)
+        plan, policy = await self._plan(one, count, replicas, config)
         if plan.waits or len(plan.replicas) != count:
             raise ConfigError(
                 f"Cannot place stream {stream_restore.into}: {plan.waits or 'no assignment is possible'}. Start more nodes, or "
@@ -650,7 +652,7 @@ class Restore:
         request = PlacementRequest(policy=policy, stream=stream_restore.into, partitions=count, replication_factor=replicas)
         return self._place_after_others(image, request)
 
-    async def _plan(self, one: RestoredStream, count: int, replicas: int) -> tuple[PlacementPlan, str]:
+    async def _plan(self, one: RestoredStream, count: int, replicas: int, config: StreamConfig) -> tuple[PlacementPlan, str]:
         """Plan a stream with ``count`` partitions, as a dry run. Return the plan, and its placement policy."""
 
         async def planned_by(policy: str) -> PlacementPlan:
@@ -659,7 +661,7 @@ class Restore:
                 one.wish.subject,
                 partitions=count,
                 replicas=replicas,
-                config=replace(one.wish.config, read_only=True),
+                config=config,
                 placement=PlacementOptions(policy=policy),
             )
 

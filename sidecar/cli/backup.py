@@ -261,6 +261,12 @@ def restore(
                     "stream is compacted, and the backup lacks the records that the records in between replaced",
                     err=True,
                 )
+        if one.plan and one.wish.config.min_isr > len(one.plan[0]):
+            count = len(one.plan[0])
+            click.echo(
+                f"{one.wish.into}: min_isr {one.wish.config.min_isr} counts as {count}: a partition has {count_of(count, 'replica')}",
+                err=True,
+            )
         if one.unmet_policy:
             click.echo(
                 f"{one.wish.into}: the default policy placed the replicas, because that of the stream does not fit: {one.unmet_policy}",

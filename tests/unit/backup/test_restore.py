@@ -327,6 +327,17 @@ async def test_restore_keeps_the_placement_policy_of_the_stream(
     assert world.image.streams["orders"].placement == (policy or "round-robin")
 
 
+async def test_restore_into_fewer_nodes_than_min_isr_uses_all_nodes(manifest: Manifest) -> None:
+    """A stream of three replicas could not be restored into a cluster of one node."""
+    world = RealDecisions("n1")
+    restore = a_restore(world, manifest)
+    [one] = await plan(restore, world, replicas=3, config=StreamConfig(min_isr=2))
+    assert one.plan == (("n1",),)
+    world.cluster.register(HELPER)
+    await create_first_stream(restore)
+    assert world.image.streams["orders"].config.min_isr == 2, "it counts again when there are more replicas"
+
+
 @pytest.mark.parametrize("policy", ["", "rack", "least-loaded"])
 async def test_restore_of_many_small_streams_spreads_them_over_all_nodes(manifest: Manifest, policy: str) -> None:
     """Each dry run of a placement begins at the same node."""
