@@ -232,9 +232,12 @@ def restore(
         )
     names = [stream.name for stream in manifest.streams] if everything else [name or into]
     stream_restores = [_plan_stream_restore(image, manifest, one, into or one, subject, replicas) for one in names]
+    until = until_of(until_text)
+    for line in _early_ends(manifest, names, until):
+        click.echo(f"Warning: {line}", err=True)
     options = RestoreOptions(
         target=target,
-        until=until_of(until_text),
+        until=until,
         scratch=scratch,
         node_config=node_config,
         wide=cluster_wide_of(image) if everything else NOTHING_WIDE,
@@ -319,6 +322,21 @@ def until_of(text: str | None) -> RestorePoint:
     raise ConfigError(
         f"Invalid value for --until: {point}. Use the last offset to restore, or a time such as 2026-01-31T12:00:00Z."
     )
+
+
+def _early_ends(manifest: Manifest, names: Sequence[str], until: RestorePoint) -> Iterator[str]:
+    """Yield a text for each part of the backup that ends before ``until``. ``names``: streams to restore."""
+    if until.time_ns is not None and until.time_ns > manifest.created_ns:
+        taken = datetime.fromtimestamp(manifest.created_ns // NS_PER_S, UTC)
+        yield (
+            f"backup {manifest.backup} was taken at {taken:%Y-%m-%dT%H:%M:%SZ}, before the time of --until. It lacks the records "
+            "that were published later."
+        )
+    for stream in manifest.streams if until.offset is not None else ():
+        for copy in stream.partitions if stream.name in names else ():
+            if until.offset is not None and until.offset > copy.high_watermark:
+                last = f"ends at offset {copy.high_watermark}" if copy.high_watermark >= copy.start else "has no records"
+                yield f"{stream.name}/{copy.partition} {last} in backup {manifest.backup}, below --until {until.offset}."
 
 
 def _print_cursors(error_texts: Mapping[str, str]) -> None:

@@ -670,6 +670,31 @@ def test_restore_with_remaining_manual_steps_exits_with_4(
     assert (said["cursors"], set(said["settings"])) == (cursors, {"default_quota", "session_times"} if settings else set())
 
 
+@pytest.mark.parametrize(
+    ("until", "warning"),
+    [
+        ("2020-01-31T12:00:00Z", ""),
+        ("2020-02-01T00:00:01Z", "was taken at 2020-02-01T00:00:00Z, before the time of --until"),
+        ("9", ""),
+        ("10", "orders/0 ends at offset 9 in backup b, below --until 10"),
+    ],
+)
+def test_restore_until_a_point_after_the_backup_prints_a_warning(
+    until: str, warning: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = replace(backup_of(10, 1, 0), created_ns=1_580_515_200 * 10**9)
+    manifest = replace(manifest, streams=(replace(manifest.streams[0], partitions=manifest.streams[0].partitions[:1]),))
+    monkeypatch.setattr(module.Store, "newest", lambda *_: manifest)
+    monkeypatch.setattr(module, "read_image", lambda store, manifest: ClusterImage())
+    monkeypatch.setattr(module, "_plan_stream_restore", lambda *_: None)
+    monkeypatch.setattr(module, "with_client", lambda target, work, **_: RestoreResult([]))
+    words = [str(tmp_path), "--into", "orders", "--until", until, "--json"]
+    ended = CliRunner().invoke(module.restore, words, standalone_mode=False)
+    assert ended.return_value == 0
+    assert json.loads(ended.stdout)["backup"] == "b"
+    assert (warning in ended.stderr) if warning else not ended.stderr
+
+
 def backup_of(end: int, epoch: int, position: int) -> Manifest:
     """Return the manifest of a stream with ``end`` records in partition 0, and of a cursor at ``position``."""
     file = StoredFile(path="p", size_bytes=1, sha256="")
