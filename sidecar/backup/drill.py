@@ -17,7 +17,7 @@ from liftpy.core.backup.pieces import why_other_producers
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import CorruptionError
 from sidecar.backup.inspect import read_image
-from sidecar.backup.restore import ProgressCallback, Restore, RestoredStream, RestoreOptions, StreamRestore
+from sidecar.backup.restore import ProgressCallback, Restore, RestoredStream, RestoreOptions, StreamRestore, name_remains
 from sidecar.backup.staging import LogDigest
 from sidecar.backup.store import Store
 
@@ -90,8 +90,10 @@ async def drill(
             tell("comparing the replicas", "streams", number, len(done.streams))
             await _compare(client, one, options.target.namespace)
         compared_s = time.monotonic() - began_s
-    finally:
-        left = await restore.undo()
+    except BaseException as error:
+        name_remains(error, await restore.undo())
+        raise
+    left = await restore.undo()
     logs = [log for one in done.streams for log in one.logs]
     return DrillResult(
         backup=manifest.backup,

@@ -324,6 +324,17 @@ async def _set(client: Client, value: DefaultQuota | SessionTimes, restored: Col
     return ""
 
 
+def add_advice(error: LiftError, advice: str) -> None:
+    """Add the sentence ``advice`` to the text of ``error``."""
+    error.args = (f"{str(error).removesuffix('.')}. {advice}", *error.args[1:])
+
+
+def name_remains(error: BaseException, commands: Collection[str]) -> None:
+    """Name in the text of ``error`` the ``commands`` that remove what a failed restore could not remove."""
+    if commands and isinstance(error, LiftError):
+        add_advice(error, f"Not everything could be removed. To remove the rest: {'; '.join(commands)}.")
+
+
 def _is_abandoned(image: ClusterImage, node_id: str, node: NodeImage) -> bool:
     """Return whether ``node`` is a helper that a killed restore has left behind.
 
@@ -494,6 +505,8 @@ class Restore:
         self._planned_replicas, self._planned_leaders = Counter[str](), Counter[str]()
         self._open: set[str] = set()
         """Names of restored streams that accept publishes. They stay even if the restore fails later."""
+        self._requested: set[str] = set()
+        """Names of the streams that this restore has asked the cluster to create."""
 
     async def run(self, *, keep_closed: bool = False) -> RestoreResult:
         """Restore the streams and return the result.
@@ -502,7 +515,6 @@ class Restore:
         """
         began_s = time.monotonic()
         scratch = self._scratch = Path(tempfile.mkdtemp(prefix="liftpy-restore-", dir=self._options.scratch))
-        done = False
         try:
             self._begin("look")
             state = await self._client.admin.describe_cluster(linearizable=True)
@@ -518,20 +530,16 @@ class Restore:
             if not keep_closed:
                 await self._finish(result)
             result.took_s = time.monotonic() - began_s
-            done = True
-            return result
-        except LiftError as error:
-            if self._open:  # another restore would be rejected
+        except BaseException as error:
+            if isinstance(error, LiftError) and self._open:  # another restore would be rejected
                 error.retryable = False
                 if self._next_step not in str(error):
-                    text = f"{str(error).removesuffix('.')}. To complete the restore, {self._next_step}."
-                    error.args = (text, *error.args[1:])
+                    add_advice(error, f"To complete the restore, {self._next_step}.")
+            name_remains(error, await self.undo())
             raise
-        finally:
-            if not done:
-                await self.undo()
-            elif not keep_closed:
-                await asyncio.to_thread(self._end)
+        if not keep_closed:
+            await asyncio.to_thread(self._end)
+        return result
 
     async def _replicate(self, scratch: Path, state: ClusterState) -> None:
         """Create the streams with the records of the backup, read-only, on the helper and on their planned nodes."""
@@ -589,9 +597,11 @@ class Restore:
         """
         left = []
         for one in self._streams:
-            if one.image is not None and one.wish.into not in self._open:
+            if one.wish.into in self._requested and one.wish.into not in self._open:
                 try:
-                    await self._client.admin.delete_stream(one.wish.into, one.uid)
+                    uid = one.uid or await self._created_uid(one.wish.into)
+                    if uid:
+                        await self._client.admin.delete_stream(one.wish.into, uid)
                 except NotFoundError:  # an operator has deleted it
                     pass
                 except LiftError:
@@ -605,6 +615,12 @@ class Restore:
                 left.append(f"liftpy node remove {self._helper_id}")
         await asyncio.to_thread(self._end)
         return tuple(left)
+
+    async def _created_uid(self, name: str) -> str:
+        """Return the uid of stream ``name`` if this restore has created it, although the answer was lost. '': it has not."""
+        stream = (await self._client.admin.describe_cluster(linearizable=True)).image.streams.get(name)
+        is_own = stream is not None and any(self._helper_id in partition.holders for partition in stream.partitions)
+        return stream.uid if stream is not None and is_own else ""
 
     # ---- checks before the first change----------------------------------------------------------------------------------
     async def _make_room(self, image: ClusterImage) -> None:
@@ -756,6 +772,7 @@ class Restore:
     async def _create(self, one: RestoredStream, first_epoch: int) -> None:
         """Create the stream on the helper, with at most ``_CREATED_TOGETHER`` partitions per request."""
         stream_restore, count = one.wish, len(one.copy.partitions)
+        self._requested.add(stream_restore.into)
         created = await self._client.create_stream(
             stream_restore.into,
             stream_restore.subject,

@@ -30,8 +30,17 @@ from liftpy.core.metadata.request_limits import fit
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
-from liftpy.errors import AlreadyExistsError, ConfigError, LiftError, NotFoundError, OutcomeUnknownError, UnavailableError
+from liftpy.errors import (
+    AlreadyExistsError,
+    ConfigError,
+    CorruptionError,
+    LiftError,
+    NotFoundError,
+    OutcomeUnknownError,
+    UnavailableError,
+)
 from liftpy.testing.memory import memory_cluster
+from sidecar.backup import drill as drill_module
 from sidecar.backup import restore as restore_module
 from sidecar.backup.drill import DrillResult
 from sidecar.backup.restore import (
@@ -49,6 +58,7 @@ from sidecar.backup.restore import (
     set_cursors,
 )
 from sidecar.cli import backup as module
+from sidecar.runtime.settings import Target
 from tests.flat_client import FlatClient
 from tests.unit.backup.stored import UID, two_backups
 from tests.unit.client.admins import admin_over
@@ -117,6 +127,7 @@ def a_restore_with_streams(world: Any, manifest: Manifest, *into: str) -> Restor
     """Return a restore that has registered its helper, which has ended, and has created its streams."""
     restore = a_restore(world, manifest, *into)
     restore._helper, restore._registered = SimpleNamespace(running=False), True  # type: ignore[assignment]
+    restore._requested = set(into)
     for one in restore._streams:
         one.image = SimpleNamespace(uid=f"u-{one.wish.into}")  # type: ignore[assignment]
     return restore
@@ -205,6 +216,58 @@ async def test_restore_undo_returns_the_commands_for_everything_that_it_could_no
     first, second = await restore.undo()
     assert first == "liftpy stream delete a"
     assert second.startswith("liftpy node remove restore-")
+
+
+async def test_restore_that_fails_names_the_commands_for_what_it_could_not_remove(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restore = a_restore(World(), manifest)
+    monkeypatch.setattr(restore, "_make_room", AsyncMock(side_effect=UnavailableError("nobody leads")))
+    monkeypatch.setattr(
+        restore, "undo", AsyncMock(return_value=("liftpy stream delete orders", "liftpy node remove restore-1"))
+    )
+    with pytest.raises(UnavailableError, match=r"nobody leads.*liftpy stream delete orders; liftpy node remove restore-1"):
+        await restore.run()
+
+
+async def test_drill_that_finds_a_difference_names_the_commands_for_copies_that_remain(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restore = SimpleNamespace(
+        run=AsyncMock(return_value=RestoreResult([SimpleNamespace(logs=[], wish=None)])),  # type: ignore[list-item]
+        undo=AsyncMock(return_value=("liftpy stream delete drill-1-0",)),
+    )
+    monkeypatch.setattr(drill_module, "Restore", lambda *_: restore)
+    monkeypatch.setattr(drill_module, "_compare", AsyncMock(side_effect=CorruptionError("it differs")))
+    monkeypatch.setattr(
+        drill_module,
+        "read_image",
+        lambda *_: SimpleNamespace(streams={"orders": StreamImage("o", "u", "o", StreamConfig(), ())}),
+    )
+    options = RestoreOptions(target=Target())
+    with pytest.raises(CorruptionError, match=r"it differs.*liftpy stream delete drill-1-0"):
+        await drill_module.drill(World(), None, manifest, options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+async def test_restore_whose_create_request_has_no_answer_removes_the_stream_if_it_is_its_own(
+    manifest: Manifest, is_own: bool
+) -> None:
+    """The stream and the helper remained, and the helper could not be removed."""
+    world = World()
+    restore = a_restore(world, manifest)
+    restore._helper, restore._registered = SimpleNamespace(running=False), True  # type: ignore[assignment]
+
+    async def create_stream(*_: Any, **__: Any) -> None:
+        world.has(restore._helper_id if is_own else "n1")
+        raise OutcomeUnknownError("no answer")
+
+    world.__dict__["create_stream"] = create_stream
+    with pytest.raises(OutcomeUnknownError):
+        await restore._create(restore._streams[0], 10)
+    assert await restore.undo() == ()
+    deleted = [("delete_stream", "orders", NEW_UID)] if is_own else []
+    assert world.done == [*deleted, ("remove_node", restore._helper_id)]
 
 
 @pytest.mark.parametrize("as_json", [False, True])
