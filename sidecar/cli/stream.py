@@ -40,6 +40,7 @@ from sidecar.cli.options import (
     dry_run_option,
     json_option,
     timeout_option,
+    warn_of_unmatched,
 )
 from sidecar.cli.output import count_of, print_json, print_table
 from sidecar.cli.reassignment import follow, move_timeout_option, same_stream, wait_option
@@ -118,6 +119,8 @@ def purge(
 
     async def plan(client: Client) -> list[_Deletion]:
         image, numbers = await _deleted_from(client, name, partition, where)
+        own = [data_subject(image.subject, number) for number in numbers]
+        warn_of_unmatched(name, own, subjects, which="that are purged")
         until = time.monotonic() + _COUNT_S
         return [
             await _count_purged_records(client, name, image.uid, number, subjects, keys, where, until) for number in numbers
