@@ -180,6 +180,11 @@ def test_rebalance_by_bytes_distributes_the_log_bytes_reported_by_the_nodes(run:
             {"reassign": pb.Reassign(stream="orders", partition=0, cancel=True)},
             "not moved: another request replaced or canceled the move of orders/0",
         ),
+        (
+            ("rebalance", "--by", "leaders"),
+            {"reassign": pb.Reassign(stream="orders", partition=0, cancel=True)},
+            "not moved: another request replaced or canceled the move of orders/0",
+        ),
     ],
     ids=lambda given: " ".join(given) if isinstance(given, tuple) else "",
 )
