@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -198,6 +199,15 @@ def backup() -> None:
     type=click.IntRange(0),
     help="Number of replicas of each partition.  [default: the number in the backup]",
 )
+@click.option(
+    "--no-retention",
+    "has_no_retention",
+    is_flag=True,
+    help=(
+        "Restore the streams without their retention age, bytes and records, so that the cluster does not delete old records. The "
+        "command prints how to set them again."
+    ),
+)
 @scratch_option
 @node_config_option
 @trace_options
@@ -205,7 +215,8 @@ def backup() -> None:
 @connection_options
 def restore(
     url: str, backup_id: str, everything: bool, name: str, into: str, subject: str, until_text: str | None, replicas: int,
-    scratch: Path | None, node_config: Path | None, as_json: bool, trace: str, trace_endpoint: str, target: Target,
+    has_no_retention: bool, scratch: Path | None, node_config: Path | None, as_json: bool, trace: str, trace_endpoint: str,
+    target: Target,
 ) -> int:  # fmt: skip
     """Restore streams from a backup. Offsets, timestamps and payloads stay equal.
 
@@ -214,7 +225,7 @@ def restore(
 
     Consumer groups and cursors resume at their stored positions if their stream has its old name again. With --all, an empty cluster
     also gets the default quota and the session times of the backup. A restored stream accepts publishes as soon as all its replicas
-    are in sync.
+    are in sync. The retention of the streams continues: the cluster deletes records that are too old, unless you use --no-retention.
 
     Exit code 4: the streams are restored, but a group position, a cursor or a cluster setting could not be set. The command prints
     each of them, with the command that sets it.
@@ -233,8 +244,15 @@ def restore(
     names = [stream.name for stream in manifest.streams] if everything else [name or into]
     stream_restores = [_plan_stream_restore(image, manifest, one, into or one, subject, replicas) for one in names]
     until = until_of(until_text)
-    for line in _early_ends(manifest, names, until):
+    warnings = [
+        *_early_ends(manifest, names, until),
+        *([] if has_no_retention else _expired_streams(manifest, stream_restores)),
+    ]
+    for line in warnings:
         click.echo(f"Warning: {line}", err=True)
+    settings_again = [f"To set its retention again: {_retention_command(one)}" for one in stream_restores if _retention_of(one)]
+    if has_no_retention:
+        stream_restores = [replace(one, config=replace(one.config, **_NO_RETENTION)) for one in stream_restores]
     options = RestoreOptions(
         target=target,
         until=until,
@@ -249,6 +267,8 @@ def restore(
         done = with_client(
             target, lambda client: Restore(client, store, manifest, stream_restores, options, spans.step, progress.step).run()
         )
+    for line in settings_again if has_no_retention else ():
+        click.echo(line, err=True)
     if as_json:
         print_json(_backup_restore_shown(manifest, done))
         return 0 if done.is_whole else EXIT_PARTLY
@@ -337,6 +357,38 @@ def _early_ends(manifest: Manifest, names: Sequence[str], until: RestorePoint) -
             if until.offset is not None and until.offset > copy.high_watermark:
                 last = f"ends at offset {copy.high_watermark}" if copy.high_watermark >= copy.start else "has no records"
                 yield f"{stream.name}/{copy.partition} {last} in backup {manifest.backup}, below --until {until.offset}."
+
+
+_NO_RETENTION: Mapping[str, Any] = {"retention_age_s": 0.0, "retention_bytes": 0, "retention_records": 0}
+"""Settings of a stream without retention."""
+
+
+def _retention_of(one: StreamRestore) -> dict[str, str]:
+    """Return the retention of a stream, as text by option of ``liftpy stream alter``. {}: the stream has no retention."""
+    config = one.config
+    values = {
+        "--retention-age": Duration.text(config.retention_age_s) if config.retention_age_s else "",
+        "--retention-bytes": Size.text(config.retention_bytes) if config.retention_bytes else "",
+        "--retention-records": str(config.retention_records) if config.retention_records else "",
+    }
+    return {option: text for option, text in values.items() if text}
+
+
+def _retention_command(one: StreamRestore) -> str:
+    """Return the command line that sets the retention of a restored stream as it is in the backup."""
+    return " ".join(["liftpy stream alter", one.into, *(f"{option} {text}" for option, text in _retention_of(one).items())])
+
+
+def _expired_streams(manifest: Manifest, stream_restores: Sequence[StreamRestore]) -> Iterator[str]:
+    """Yield a text for each stream whose retention deletes all records of the backup."""
+    age_s = (time.time_ns() - manifest.created_ns) / NS_PER_S
+    for one in stream_restores:
+        if 0 < one.config.retention_age_s < age_s:
+            yield (
+                f"all records of stream {one.name} in backup {manifest.backup} are older than its retention age "
+                f"({Duration.text(one.config.retention_age_s)}). The cluster deletes them after the restore. To keep them, use "
+                "--no-retention."
+            )
 
 
 def _print_cursors(error_texts: Mapping[str, str]) -> None:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -65,6 +66,7 @@ from tests.unit.client.admins import admin_over
 from tests.unit.metadata.cluster_driver import Driver
 
 HELPER = "restore-0000000a"
+SOME_STREAM = StreamRestore(name="orders", into="orders", subject="shop.orders", config=StreamConfig())
 NEW_UID = "00000b-20"
 
 
@@ -715,7 +717,7 @@ def test_restore_with_remaining_manual_steps_exits_with_4(
     image = ClusterImage(default_quota=QUOTA, session_times=TIMES)
     options: list[Any] = []
     monkeypatch.setattr(module, "read_image", lambda store, manifest: image)
-    monkeypatch.setattr(module, "_plan_stream_restore", lambda *_: None)
+    monkeypatch.setattr(module, "_plan_stream_restore", lambda *_: SOME_STREAM)
     monkeypatch.setattr(module, "RestoreOptions", lambda **given: options.append(given))
     monkeypatch.setattr(module, "with_client", lambda target, work, **_: done)
     left = any(one.why for one in settings)
@@ -749,13 +751,45 @@ def test_restore_until_a_point_after_the_backup_prints_a_warning(
     manifest = replace(manifest, streams=(replace(manifest.streams[0], partitions=manifest.streams[0].partitions[:1]),))
     monkeypatch.setattr(module.Store, "newest", lambda *_: manifest)
     monkeypatch.setattr(module, "read_image", lambda store, manifest: ClusterImage())
-    monkeypatch.setattr(module, "_plan_stream_restore", lambda *_: None)
+    monkeypatch.setattr(module, "_plan_stream_restore", lambda *_: SOME_STREAM)
     monkeypatch.setattr(module, "with_client", lambda target, work, **_: RestoreResult([]))
     words = [str(tmp_path), "--into", "orders", "--until", until, "--json"]
     ended = CliRunner().invoke(module.restore, words, standalone_mode=False)
     assert ended.return_value == 0
     assert json.loads(ended.stdout)["backup"] == "b"
     assert (warning in ended.stderr) if warning else not ended.stderr
+
+
+@pytest.mark.parametrize("option", ["", "--no-retention"])
+def test_restore_of_a_backup_that_is_older_than_the_retention_warns_or_keeps_the_records(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cluster deleted all records within seconds after the restore."""
+    config = StreamConfig(retention_age_s=86_400.0, retention_records=7, max_per_subject=3)
+    stream = StreamImage("orders", UID, "shop.orders", config, ())
+    restored: list[StreamConfig] = []
+
+    def restore(client: Any, store: Any, manifest: Any, wishes: list[StreamRestore], *_: Any) -> None:
+        restored.extend(one.config for one in wishes)
+
+    def with_client(target: Any, work: Any, **_: Any) -> RestoreResult:
+        with suppress(AttributeError):
+            work(None)
+        return RestoreResult([])
+
+    monkeypatch.setattr(module.Store, "newest", lambda *_: backup_of(10, 1, 0))
+    monkeypatch.setattr(module, "read_image", lambda store, manifest: ClusterImage(streams={"orders": stream}))
+    monkeypatch.setattr(module, "with_client", with_client)
+    monkeypatch.setattr(module, "Restore", restore)
+    words = [str(tmp_path), "--into", "orders-then", "--stream", "orders", *filter(None, [option])]
+    ended = CliRunner().invoke(module.restore, words, standalone_mode=False)
+    assert ended.return_value == 0, ended
+    if option:
+        assert restored == [StreamConfig(max_per_subject=3)]
+        assert "liftpy stream alter orders-then --retention-age 1d --retention-records 7" in ended.stderr
+    else:
+        assert restored == [config]
+        assert "all records of stream orders in backup b are older than its retention age (1d)" in ended.stderr
 
 
 def backup_of(end: int, epoch: int, position: int) -> Manifest:
