@@ -22,6 +22,7 @@ from click.testing import CliRunner
 from liftpy.client import Client
 from liftpy.client.group_admin import GroupRejectedError
 from liftpy.client.placement_plans import PlacementOptions, PlacementPlan
+from liftpy.client.replica_reads import DamagedRecordsError, ReplicaUnavailableError
 from liftpy.config import NO_QUOTA, DefaultQuota, SessionTimes, StreamConfig
 from liftpy.core.backup.manifest import CursorCopy, Manifest, PartitionCopy, StoredFile, StoredPiece, StreamCopy
 from liftpy.core.base.ids import PartitionKey
@@ -59,6 +60,7 @@ from sidecar.backup.restore import (
     set_cursors,
 )
 from sidecar.cli import backup as module
+from sidecar.cli.main import exit_code
 from sidecar.runtime.settings import Target
 from tests.flat_client import FlatClient
 from tests.unit.backup.stored import UID, two_backups
@@ -249,6 +251,36 @@ async def test_drill_that_finds_a_difference_names_the_commands_for_copies_that_
     options = RestoreOptions(target=Target())
     with pytest.raises(CorruptionError, match=r"it differs.*liftpy stream delete drill-1-0"):
         await drill_module.drill(World(), None, manifest, options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "code"),
+    [
+        (ReplicaUnavailableError("no responders"), UnavailableError, 3),
+        (DamagedRecordsError("a CRC is wrong", 4), CorruptionError, 1),
+    ],
+    ids=["unavailable", "damaged"],
+)
+async def test_drill_tells_a_replica_that_does_not_answer_from_one_that_differs(
+    error: Exception, kind: type[LiftError], code: int, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that restarted during the comparison looked like a damaged backup."""
+    log = SimpleNamespace(start=0, end=10, state=None)
+    stream = SimpleNamespace(logs=[log], plan=(("n1",),), uid=NEW_UID, wish=SOME_STREAM)
+    restore = SimpleNamespace(
+        run=AsyncMock(return_value=RestoreResult([stream])),  # type: ignore[list-item]
+        undo=AsyncMock(return_value=()),
+    )
+    monkeypatch.setattr(drill_module, "Restore", lambda *_: restore)
+    monkeypatch.setattr(drill_module, "ReplicaReads", lambda *_: SimpleNamespace(batches=AsyncMock(side_effect=error)))
+    streams = {"orders": StreamImage("orders", UID, "shop.orders", StreamConfig(), ())}
+    monkeypatch.setattr(drill_module, "read_image", lambda *_: SimpleNamespace(streams=streams))
+    world = World()
+    world.__dict__["transport"] = None
+    with pytest.raises(kind, match="orders/0 on node n1") as raised:
+        await drill_module.drill(world, None, manifest, RestoreOptions(target=Target()))  # type: ignore[arg-type]
+    assert exit_code(raised.value) == code
+    restore.undo.assert_awaited_once()
 
 
 @pytest.mark.parametrize("is_own", [True, False])
