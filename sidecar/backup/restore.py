@@ -70,10 +70,10 @@ PREFIX = "restore-"
 _HELPER = re.compile(re.escape(PREFIX) + "[0-9a-f]{8}")
 """Node ids of helper nodes. A node of an operator may have the prefix, too."""
 COORDINATOR_S = 60.0
-"""Time to wait for a coordinator, in seconds."""
+"""Time to wait for coordinators, from the first one that does not answer, in seconds. It counts for all groups and cursors together."""
 _AGAIN_S = 0.2
 _AT_ONCE = 16
-"""Maximum number of partitions whose bounds are requested at the same time."""
+"""Maximum number of partitions whose bounds are requested at the same time, and of groups and cursors that are set."""
 STALLED_S = 120.0
 """Time without any change after which a restore fails, in seconds."""
 _POSITIONS_INTERVAL_S = 10.0
@@ -156,8 +156,9 @@ async def set_cursors(client: Client, manifest: Manifest, uids: Mapping[str, str
     }
     copies = {stream.name: stream for stream in manifest.streams}
     bounds = await _bounds(client, copies, {(name, number) for places in wanted.values() for name, number, _ in places})
-    results = {}
-    for cursor in manifest.cursors:
+    wait, room = _CoordinatorWait(), asyncio.Semaphore(_AT_ONCE)
+
+    async def set_one(cursor: CursorCopy) -> str | None:
         positions, without = {}, []
         for name, partition, at in wanted[cursor.name]:
             bounds_or_error = bounds[name, partition]
@@ -168,10 +169,15 @@ async def set_cursors(client: Client, manifest: Manifest, uids: Mapping[str, str
             elif bounds_or_error.uid == uids[name]:
                 key = PartitionKey(name, bounds_or_error.uid, partition)
                 positions[key] = max(bounds_or_error.log_start_offset, min(at, bounds_or_error.end_offset))
-        if positions or without:
-            refused = await _set_positions(client, cursor, positions) if positions else ""
-            results[cursor.name] = refused or "; ".join(without)
-    return results
+        if not positions:
+            return "; ".join(without) or None
+        async with room:
+            refused = await _set_positions(client, cursor, positions, wait)
+        return refused or "; ".join(without)
+
+    results = await asyncio.gather(*map(set_one, manifest.cursors))
+    names = [cursor.name for cursor in manifest.cursors]
+    return {name: result for name, result in zip(names, results, strict=True) if result is not None}
 
 
 async def _bounds(
@@ -218,18 +224,31 @@ async def _common_bounds(client: Client, stream: StreamCopy, name: str, partitio
     )
 
 
-async def _set_positions(client: Client, cursor: CursorCopy, positions: dict[PartitionKey, int]) -> str:
+class _CoordinatorWait:
+    """Time to wait for coordinators, over all groups and cursors: many of them may have a coordinator that does not answer."""
+
+    def __init__(self) -> None:
+        self._give_up_s: float | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """True if a coordinator has not answered ``COORDINATOR_S`` seconds after the first call."""
+        if self._give_up_s is None:
+            self._give_up_s = time.monotonic() + COORDINATOR_S
+        return time.monotonic() > self._give_up_s
+
+
+async def _set_positions(client: Client, cursor: CursorCopy, positions: dict[PartitionKey, int], wait: _CoordinatorWait) -> str:
     """Set the positions of one group or cursor, and retry while the coordinator does not answer.
 
     Return the reason of a failure, '' on success.
     """
-    give_up_s = time.monotonic() + COORDINATOR_S
     while True:
         try:
             await (client.cursors.set if cursor.is_cursor else client.groups.reset)(cursor.name, positions)
             return ""
         except (UnavailableError, OutcomeUnknownError) as error:
-            if time.monotonic() > give_up_s:
+            if wait.has_ended:
                 return str(error)
             await asyncio.sleep(_AGAIN_S)
         except LiftError as error:

@@ -849,6 +849,29 @@ async def orders() -> AsyncIterator[Client]:
         yield client
 
 
+async def test_restore_without_coordinators_ends_after_one_wait_for_all_groups_and_cursors(
+    orders: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each group and cursor waited a minute, one after another. A cluster of 500 groups took a whole day."""
+    now, attempts = [0.0], 0
+    monkeypatch.setattr(restore_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(restore_module, "_AGAIN_S", 0.0)
+
+    async def refuse(name: str, positions: Any) -> None:
+        nonlocal attempts
+        attempts += 1
+        now[0] += 1.0
+        raise UnavailableError("no coordinator")
+
+    monkeypatch.setattr(orders.cursors, "set", refuse)
+    manifest = backup_of(10, 1, 4)
+    many = tuple(replace(manifest.cursors[0], name=f"reader{number}") for number in range(40))
+    uid = (await orders.stream("orders")).uid
+    results = await set_cursors(orders, replace(manifest, cursors=many), {"orders": uid})
+    assert results == {f"reader{number}": "no coordinator" for number in range(40)}
+    assert attempts < restore_module.COORDINATOR_S + 2 * len(many)
+
+
 async def publish_ten(client: Client) -> None:
     for _ in range(10):
         await client.publish("orders", b"v")
