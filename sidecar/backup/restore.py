@@ -112,8 +112,9 @@ def helper_node(node_id: str, data: Path, options: RestoreOptions, controllers: 
     that writes history into a log.
     """
     target = options.target
-    flags: dict[str, object] = {
-        "data": data, "namespace": target.namespace, "controllers": controllers, "status-port": -1, "weight": 0,
+    flags: dict[str, object] = {  # a settings file of another node of this host may have other values
+        "data": data, "namespace": target.namespace, "controllers": controllers, "status-port": -1, "probe-listen": "", "weight": 0,
+        "workers": 1, "jetstream-api": "",
     }  # fmt: skip
     if rack:
         flags["rack"] = rack

@@ -56,12 +56,14 @@ from sidecar.backup.restore import (
     RestoreResult,
     StreamRestore,
     cluster_wide_of,
+    helper_node,
     set_cluster_wide,
     set_cursors,
 )
 from sidecar.cli import backup as module
 from sidecar.cli.main import exit_code
-from sidecar.runtime.settings import Target
+from sidecar.cli.sidecar import sidecar as sidecar_command
+from sidecar.runtime.settings import SettingsLoader, Target
 from tests.flat_client import FlatClient
 from tests.unit.backup.stored import UID, two_backups
 from tests.unit.client.admins import admin_over
@@ -332,6 +334,26 @@ async def test_restore_whose_helper_node_fails_to_start_removes_that_node(manife
     await restore.undo()
     ((asked, node),) = world.done
     assert (asked, node.startswith(PREFIX)) == ("remove_node", True)
+
+
+def test_restore_helper_with_the_settings_file_of_a_node_on_this_host_uses_none_of_its_addresses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The helper could not listen on the address of the node, and ended."""
+    config = tmp_path / "n1.toml"
+    config.write_text(
+        'node_id = "n1"\ndata = "/var/lib/liftpy"\nstatus_port = 8222\nprobe_listen = "10.0.0.7:8224"\nworkers = 4\n'
+        'jetstream_api = "shop"\nlog_level = "debug"\n[credentials]\nuser = "node"\npassword = "p"\n'
+    )
+    monkeypatch.setattr(restore_module, "DevNode", lambda *given: given)
+    options = RestoreOptions(target=Target(("nats://h:1",)), node_config=config)
+    node_id, command, environment, _ = helper_node(HELPER, tmp_path / "data", options, "n1,n2", "a")  # type: ignore[misc]
+    words = command[command.index("sidecar") + 1 :]
+    flags = sidecar_command.make_context("sidecar", words).params
+    settings = SettingsLoader(flags.pop("config"), flags, environment).load()
+    assert (settings.node_id, settings.data, settings.nats) == (node_id, tmp_path / "data", ("nats://h:1",))
+    assert (settings.status_port, settings.probe_listen, settings.jetstream_api, settings.workers) == (-1, "", "", 1)
+    assert (settings.credentials.user, settings.log_level) == ("node", "debug")
 
 
 class RealDecisions(World):
