@@ -49,6 +49,7 @@ from liftpy.core.base.partition import PartitionState
 from liftpy.core.metadata.image import ClusterImage, NodeImage, StreamImage
 from liftpy.core.metadata.placement import DEFAULT_POLICY, MANUAL, place
 from liftpy.core.metadata.placement.facts import PlacementRequest, facts_of
+from liftpy.core.wire.subjects import DEFAULT_INBOX_PREFIXES, InboxRule
 from liftpy.errors import (
     AlreadyExistsError,
     ConfigError,
@@ -122,8 +123,12 @@ def helper_node(node_id: str, data: Path, options: RestoreOptions, controllers: 
         flags["config"] = options.node_config
     own = {"LIFTPY_RUN_GROUP_COORDINATORS": "false", "LIFTPY_SCRUB_BYTES_PER_S": "0"}
     nats = settings_environment(nats=",".join(target.nats))
-    credentials = credentials_environment(target.credentials) if options.node_config is None else {}
-    environment = node_environment({**own, **nats, **credentials, **quiet_environment()})
+    if options.node_config is None:
+        prefix = target.credentials.inbox_prefix  # the helper answers the client of this restore, but needs no prefix itself
+        is_known = not prefix or InboxRule(DEFAULT_INBOX_PREFIXES).allows(f"{prefix}.x".encode())
+        own |= credentials_environment(replace(target.credentials, inbox_prefix="", principal=""))
+        own |= {} if is_known else settings_environment(inbox_prefixes=",".join((*DEFAULT_INBOX_PREFIXES, f"{prefix}.")))
+    environment = node_environment({**own, **nats, **quiet_environment()})
     return DevNode(node_id, node_command(node_id, flags), environment, None)
 
 

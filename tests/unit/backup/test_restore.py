@@ -31,7 +31,7 @@ from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.request_limits import fit
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.errors import (
     AlreadyExistsError,
     ConfigError,
@@ -41,6 +41,7 @@ from liftpy.errors import (
     OutcomeUnknownError,
     UnavailableError,
 )
+from liftpy.nats.credentials import Credentials
 from liftpy.testing.memory import memory_cluster
 from sidecar.backup import drill as drill_module
 from sidecar.backup import restore as restore_module
@@ -354,6 +355,21 @@ def test_restore_helper_with_the_settings_file_of_a_node_on_this_host_uses_none_
     assert (settings.node_id, settings.data, settings.nats) == (node_id, tmp_path / "data", ("nats://h:1",))
     assert (settings.status_port, settings.probe_listen, settings.jetstream_api, settings.workers) == (-1, "", "", 1)
     assert (settings.credentials.user, settings.log_level) == ("node", "debug")
+
+
+@pytest.mark.parametrize("prefix", ["", "_INBOX_operator", "ops.inbox"])
+def test_restore_helper_with_the_credentials_of_an_operator_is_a_node_that_answers_the_operator(
+    prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The inbox prefix is a setting of clients. The helper rejected it and ended."""
+    monkeypatch.setattr(restore_module, "DevNode", lambda *given: given)
+    credentials = Credentials(user="operator", password="p", inbox_prefix=prefix, principal="operator")
+    options = RestoreOptions(target=Target(("nats://h:1",), credentials=credentials))
+    _, command, environment, _ = helper_node(HELPER, tmp_path / "data", options, "n1,n2", "a")  # type: ignore[misc]
+    flags = sidecar_command.make_context("sidecar", command[command.index("sidecar") + 1 :]).params
+    settings = SettingsLoader(flags.pop("config"), flags, environment).load()
+    assert settings.credentials == Credentials(user="operator", password="p")
+    assert InboxRule(settings.inbox_prefixes).allows(f"{prefix or '_INBOX'}.abc.1".encode())
 
 
 class RealDecisions(World):
