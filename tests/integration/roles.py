@@ -9,7 +9,7 @@ NS, STREAM, SUBJECT, OUT = "acme", "orders", "shop.orders", "shop.out"
 SCOPES = {
     AccessRole.NODE: Scope(NS, data_subjects=("shop.>",), replies=("_INBOX_member",)),
     AccessRole.PUBLISHER: Scope(NS, data_subjects=(SUBJECT,), inbox_prefix="_INBOX_publisher"),
-    AccessRole.READER: Scope(NS, streams=(STREAM,), inbox_prefix="_INBOX_reader", services=("echo",)),
+    AccessRole.READER: Scope(NS, streams=(STREAM,), inbox_prefix="_INBOX_reader", services=("echo", "groups")),
     AccessRole.OPERATOR: Scope(NS, inbox_prefix="_INBOX_operator", principal="bob"),
     AccessRole.MEMBER: Scope(NS, streams=(STREAM,), inbox_prefix="_INBOX_member"),
     AccessRole.STATUS: Scope(NS, inbox_prefix="_INBOX_status"),

@@ -19,7 +19,7 @@ import pytest
 from liftpy.client import Client, connect
 from liftpy.core.wire.permissions import USES, AccessRole, as_nats_conf, rights_of
 from liftpy.core.wire.subjects import JETSTREAM_INBOX
-from liftpy.errors import NotAllowedError
+from liftpy.errors import NotAllowedError, UnavailableError
 from liftpy.nats.parser import watch_denials
 from liftpy.nats.transport import open_connection
 from sidecar.dev.cluster import DevCluster
@@ -202,6 +202,25 @@ async def test_group_member_role_permissions_allow_commits_and_queue_acks(cluste
             jobs = await queue.take(1, timeout_s=30)
             await queue.ack(jobs)
         assert len(jobs) == 1
+
+
+async def test_backup_by_a_reader_that_may_ask_for_the_groups_has_their_positions(cluster: DevCluster, tmp_path: Path) -> None:
+    """The reader of the page on backups lacked the service, so backups failed from the first group on."""
+    async with asyncio.timeout(60), await as_role(cluster, AccessRole.MEMBER) as client:
+        stream = await client.stream(STREAM)
+        while True:
+            try:
+                await client.cursors.set("nightly", {stream.key(0): 0})
+                break
+            except UnavailableError:  # the coordinator is starting
+                await asyncio.sleep(0.1)
+    words = ("backup", "create", str(tmp_path), "--stream", STREAM)
+    created = await asyncio.to_thread(liftpy, cluster, AccessRole.READER, *words, "--json")
+    assert created.returncode == 0, created.stderr
+    assert "nightly" in json.loads(created.stdout)["cursors"]
+    refused = await asyncio.to_thread(liftpy, cluster, AccessRole.SERVICE, *words)
+    assert refused.returncode == 1
+    assert "`liftpy permissions --role reader --service groups`" in refused.stderr
 
 
 def forged(role: AccessRole) -> list[str]:
