@@ -53,7 +53,7 @@ from liftpy.core.metadata.codec import encode_snapshot
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.wire.batch import RecordBatch
 from liftpy.core.wire.subjects import Subjects
-from liftpy.errors import CorruptionError, LiftError, NotAllowedError, NotFoundError, UnavailableError
+from liftpy.errors import CorruptionError, LiftError, NotFoundError, UnavailableError
 from liftpy.nats.cancellation import end_tasks
 from sidecar.backup.inspect import UNREADABLE, read_image
 from sidecar.backup.store import DEFAULT_BYTES_PER_S, BackupRateLimit, Store, in_thread
@@ -282,13 +282,7 @@ class _BackupRun:
     async def _describe_groups(self) -> list[tuple[str, bool, dict[PartitionKey, int]]]:
         """Return (name, True for a cursor, committed offset of each partition) of each group and cursor."""
         groups: list[tuple[str, bool, dict[PartitionKey, int]]] = []
-        try:
-            listed = await self.client.groups.list()
-        except NotAllowedError as error:  # a cluster without groups needs no permission
-            text = "A backup needs those of `liftpy permissions --role reader --service groups`."
-            error.args = (f"{error} {text}", *error.args[1:])
-            raise
-        for group in listed:
+        for group in await self.client.groups.list():
             with suppress(NotFoundError):  # the group was deleted a moment ago
                 described = await self.client.groups.describe(group.name)
                 positions = described.positions | {queue.key: queue.acknowledged_below for queue in described.queues}

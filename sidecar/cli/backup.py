@@ -142,6 +142,8 @@ def trace_steps(
         thread.close()
 
 
+_TO_RESTORE = "--role operator --role reader --role member"
+"""Permissions of the commands that restore streams and positions."""
 EXIT_PARTLY = 4
 """All streams are restored, but something that belongs to them is not. The output names it."""
 EXIT_REMAINS = 4
@@ -265,7 +267,9 @@ def restore(
     with trace_steps("restore", target, trace, trace_endpoint) as spans, progress:
         spans.attributes = span_attributes(manifest) | {"liftpy.streams": len(stream_restores)}
         done = with_client(
-            target, lambda client: Restore(client, store, manifest, stream_restores, options, spans.step, progress.step).run()
+            target,
+            lambda client: Restore(client, store, manifest, stream_restores, options, spans.step, progress.step).run(),
+            permissions=_TO_RESTORE,
         )
     for line in settings_again if has_no_retention else ():
         click.echo(line, err=True)
@@ -426,7 +430,7 @@ def cursors_(url: str, backup_id: str, as_json: bool, target: Target) -> int:
         uids = {stream.name: there[stream.name].uid for stream in manifest.streams if stream.name in there}
         return await set_cursors(client, manifest, uids)
 
-    error_texts = with_client(target, work)
+    error_texts = with_client(target, work, permissions=_TO_RESTORE)
     if as_json:
         print_json(error_texts)
     elif error_texts:
@@ -483,7 +487,11 @@ def drill_(
     progress = Progress("drill", None, is_shown=not as_json)
     with trace_steps("drill", target, trace, trace_endpoint) as spans, progress:
         spans.attributes = span_attributes(manifest)
-        done = with_client(target, lambda client: drill(client, store, manifest, options, spans.step, progress.step))
+        done = with_client(
+            target,
+            lambda client: drill(client, store, manifest, options, spans.step, progress.step),
+            permissions=_TO_RESTORE,
+        )
     if as_json:
         fields = {name: getattr(done, name) for name in ("backup", "streams", "partitions", "records", "size_bytes")}
         times = {name: round(getattr(done, name), 3) for name in ("served_s", "rto_s", "compared_s", "rpo_s")}
@@ -555,7 +563,11 @@ def create(
 
     with trace_steps("backup", target, trace, trace_endpoint) as spans, Progress("backup", None) as progress:
         copied = partial(progress.step, "backup", "partitions")
-        result = with_client(target, lambda client: take_backup(client, store, options, step=spans.step, copied=copied))
+        result = with_client(
+            target,
+            lambda client: take_backup(client, store, options, step=spans.step, copied=copied),
+            permissions="--role reader --service groups",
+        )
         spans.attributes = span_attributes(result.manifest) | {"liftpy.written_bytes": result.written_bytes}
     if as_json:
         shown = _manifest_as_json(result.manifest) | {"written_bytes": result.written_bytes, "took_s": round(result.took_s, 3)}

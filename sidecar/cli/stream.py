@@ -60,6 +60,8 @@ from sidecar.runtime.settings import Target
 _CHECK_EVERY_S = 0.5
 _COUNT_S = 10.0
 """Time to count the records that would be deleted, over all partitions, in seconds."""
+_TO_DELETE_RECORDS = "--role operator --role reader"
+"""Permissions of the commands that delete records. They ask the leaders for the bounds of the log, as readers do."""
 F = TypeVar("F", bound=Callable[..., Any])
 _yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation. The records are deleted permanently.")
 
@@ -132,11 +134,11 @@ def purge(
         if wait:
             await _wait_for_purges(client, name, {one.partition for one in counts}, timeout_s, quiet=as_json)
 
-    purged = with_client(target, plan)
+    purged = with_client(target, plan, permissions=_TO_DELETE_RECORDS)
     if not dry_run:
         found = (f"{name}/{one.partition}: {one.words} below offset {one.end_offset} match" for one in purged)
         ask_consent(yes, f"delete these records of stream {name} permanently?", found)
-        with_client(target, lambda client: carry_out(client, purged))
+        with_client(target, lambda client: carry_out(client, purged), permissions=_TO_DELETE_RECORDS)
     if as_json:
         counts = [one.as_object("end_offset", "at_least") for one in purged]
         print_json({"stream": name, "dry_run": dry_run, "waited": wait and not dry_run, "purged": counts})
@@ -268,11 +270,11 @@ def delete_records(
     def shown(one: _Deletion, begins: str, deleted: str) -> str:
         return f"{name}/{one.partition} {begins} with the batch of offset {one.end_offset}: {one.words} {deleted}"
 
-    deletions = with_client(target, plan)
+    deletions = with_client(target, plan, permissions=_TO_DELETE_RECORDS)
     if not dry_run:
         found = (shown(one, "would begin", "would be deleted") for one in deletions)
         ask_consent(yes, f"delete {_sum(deletions)} of stream {name} permanently?", found)
-        with_client(target, lambda client: carry_out(client, deletions))
+        with_client(target, lambda client: carry_out(client, deletions), permissions=_TO_DELETE_RECORDS)
     if as_json:
         rows = [one.as_object("offset", "at_most") for one in deletions]
         print_json({"stream": name, "dry_run": dry_run, "begins": rows})

@@ -316,7 +316,7 @@ def test_backup_drill_with_remaining_copies_exits_with_4(
         backup=manifest.backup, streams=1, partitions=1, records=1, size_bytes=1, served_s=1.0, rto_s=1.0, compared_s=1.0,
         rpo_s=1.0, left=left,
     )  # fmt: skip
-    monkeypatch.setattr(module, "with_client", lambda *_: result)
+    monkeypatch.setattr(module, "with_client", lambda *_, **__: result)
     ended = CliRunner().invoke(module.drill_, [str(tmp_path), *(["--json"] if as_json else [])], standalone_mode=False)
     assert ended.return_value == 4
     assert (json.loads(ended.stdout)["left"] == list(left)) if as_json else (left[0] in ended.stderr)
