@@ -930,6 +930,7 @@ class Restore:
             with contextlib.suppress(LiftError):  # without an answer, its replicas count as unchanged
                 for row in (await self._client.admin.node_status(node))["partitions"]:
                     if row["uid"] in uids:
-                        followers = {name: follower["position"] for name, follower in row["followers"].items()}
-                        self._positions[node, row["uid"], row["partition"]] = (row["phase"], row["newest_offset"], followers)
+                        followers = {name: follower.get("position") for name, follower in row.get("followers", {}).items()}
+                        facts = (row.get("phase"), row.get("newest_offset"), followers)
+                        self._positions[node, row["uid"], row["partition"]] = facts
         return self._positions != before
