@@ -734,8 +734,8 @@ def prune(url: str, keep: int, dry_run: bool, died: tuple[str, ...], as_json: bo
     place of a backup of all streams. A backup of all streams replaces any other. Backups of different namespaces never replace each
     other.
 
-    The command orders backups by id, not by clock time. It removes the files of an unfinished backup when they are older than one day
-    and another backup started at least half a day later.
+    The command orders backups by id, not by clock time. A running backup renews its mark in the store every hour. The command removes
+    the files of an unfinished backup when its mark is older than one day and another backup started at least half a day after the mark.
     """
     done = prune_backups(Store.at(url), keep, datetime.now(UTC), dry_run=dry_run, died=died)
     if as_json:

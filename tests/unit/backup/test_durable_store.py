@@ -332,6 +332,28 @@ async def test_backup_to_a_full_disk_removes_its_partial_files(
     assert (await create.take_backup(client, full, options)).manifest.size_bytes == taken.manifest.size_bytes
 
 
+async def test_backup_renews_its_mark_as_long_as_it_runs_and_removes_it(
+    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(create, "MARK_INTERVAL_S", 0.0)
+    store, bounds = Store.at(str(tmp_path)), client.bounds
+    renewed: list[int] = []
+
+    async def slow_bounds(stream: str, number: int) -> Bounds:
+        """Answer when the mark has been renewed twice."""
+        async with asyncio.timeout(10):
+            while len(set(renewed)) < 3:
+                path = min(store.sizes("running"), key=len)  # another one is the new mark that is being written
+                renewed.append(json.loads(store.read(path))["renewed_ns"])
+                await asyncio.sleep(0)
+        return await bounds(stream, number)
+
+    client.bounds = slow_bounds
+    await create.take_backup(client, store, create.BackupOptions())
+    assert renewed == sorted(renewed)
+    assert store.sizes("running") == {}
+
+
 async def test_backup_cancelled_during_a_write_leaves_no_files(client: Any, tmp_path: Path) -> None:
     """The cleanup waits for the thread that writes."""
     store, _, _ = two_backups(tmp_path)
