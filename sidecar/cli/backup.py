@@ -9,7 +9,9 @@ thread and limits are those of a node. At the end, the command waits for the thr
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -50,7 +52,7 @@ from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import Duration, Size, connection_options, json_option
 from sidecar.cli.output import Progress, count_of, print_json, print_table
-from sidecar.cli.session import with_client
+from sidecar.cli.session import run_cancellable, with_client
 from sidecar.runtime.settings import Target
 from sidecar.tracing.node_tracing import check_exporter
 
@@ -89,6 +91,7 @@ def write_metrics(path: Path, url: str, entries: Sequence[BackupEntry], now_ns: 
 
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 def trace_options(command: F) -> F:
@@ -140,6 +143,11 @@ def trace_steps(
     finally:
         thread.add(spans.end_all(error_text))
         thread.close()
+
+
+def _read_metadata(store: Store, backup: str) -> tuple[Manifest, ClusterImage]:
+    manifest = store.newest(backup)
+    return manifest, read_image(store, manifest)
 
 
 _TO_RESTORE = "--role operator --role reader --role member"
@@ -234,9 +242,7 @@ def restore(
     """
     if everything == bool(into) or (everything and (name or subject)):
         raise ConfigError("Missing option: --all, or --into NAME (with --stream, --subject).")
-    store = Store.at(url)
-    manifest = store.newest(backup_id)
-    image = read_image(store, manifest)
+    manifest, image = use_store(url, partial(_read_metadata, backup=backup_id))
     left_out = left_out_streams(manifest, image.streams) if everything and not backup_id else ()
     if left_out:
         raise ConfigError(
@@ -263,6 +269,7 @@ def restore(
         wide=cluster_wide_of(image) if everything else NOTHING_WIDE,
     )
 
+    store = use_store(url, lambda _: Store.at(url))
     progress = Progress("restore", None, is_shown=not as_json)
     with trace_steps("restore", target, trace, trace_endpoint) as spans, progress:
         spans.attributes = span_attributes(manifest) | {"liftpy.streams": len(stream_restores)}
@@ -423,7 +430,7 @@ def cursors_(url: str, backup_id: str, as_json: bool, target: Target) -> int:
     made progress since the restore. It sets no position in a stream that was deleted and created again, because this stream has no
     record of the backup. Exit code 1: at least one position could not be set.
     """
-    manifest = Store.at(url).newest(backup_id)
+    manifest = use_store(url, lambda store: store.newest(backup_id))
 
     async def work(client: Client) -> dict[str, str]:
         there = (await client.admin.describe_cluster(linearizable=True)).image.streams
@@ -480,8 +487,8 @@ def drill_(
 
     Exit code 4: the backup is valid, but a copy could not be deleted. The command prints the command that deletes it.
     """
-    store = Store.at(url)
-    manifest = store.newest(backup_id)
+    manifest = use_store(url, lambda store: store.newest(backup_id))
+    store = use_store(url, lambda _: Store.at(url))
     options = RestoreOptions(target=target, scratch=scratch, node_config=node_config)
 
     progress = Progress("drill", None, is_shown=not as_json)
@@ -505,6 +512,23 @@ def drill_(
     for command in done.left:
         click.echo(f"A copy could not be deleted. To delete it: {command}", err=True)
     return EXIT_REMAINS if done.left else 0
+
+
+def use_store(url: str, work: Callable[[Store], T]) -> T:
+    """Run ``work`` with the store at ``url`` in a thread, and return its result.
+
+    So a signal ends the command also while the store does not answer. The main thread could not handle it.
+    """
+    stopped = threading.Event()
+
+    async def run() -> T:
+        try:
+            return await asyncio.to_thread(lambda: work(Store.at(url, stopped.is_set)))
+        except asyncio.CancelledError:
+            stopped.set()
+            raise
+
+    return run_cancellable(run())
 
 
 EXIT_DAMAGED = 1
@@ -553,7 +577,7 @@ def create(
     target: Target,
 ) -> None:
     """Back up all committed records, the settings of the streams, and the positions of groups and cursors."""
-    store = Store.at(url)
+    store = use_store(url, lambda _: Store.at(url))
     options = BackupOptions(
         namespace=target.namespace,
         streams=streams,
@@ -618,7 +642,7 @@ def list_(url: str, max_age_s: float | None, metrics_file: Path | None, as_json:
     """
     if metrics_file is not None and metrics_file.suffix != ".prom":  # the file is replaced, which would also replace a device
         raise ConfigError(f"Invalid value for --metrics-file: {metrics_file}. The name must end with .prom.")
-    entries = list_backups(Store.at(url))
+    entries = use_store(url, list_backups)
     if metrics_file is not None:
         write_metrics(metrics_file, url, entries, time.time_ns())
     if as_json:
@@ -695,12 +719,13 @@ def _manifest_as_json(manifest: Manifest) -> dict[str, object]:
 @json_option
 def verify(url: str, backup_id: str, as_json: bool) -> int:
     """Read every byte of a backup and print each damaged file. Exit code 1: at least one file is damaged."""
-    store = Store.at(url)
-    manifest = store.newest(backup_id)
+    manifest = use_store(url, lambda store: store.newest(backup_id))
     copies = [copy for stream in manifest.streams for copy in stream.partitions]
     total = sum(len(copy.pieces) + (copy.state is not None) for copy in copies)
     with Progress(manifest.backup, total, unit="files") as progress:
-        result = verify_backup(store, manifest, lambda _: progress.at(progress.count + 1, progress.count + 1))
+        result = use_store(
+            url, lambda store: verify_backup(store, manifest, lambda _: progress.at(progress.count + 1, progress.count + 1))
+        )
     if as_json:
         shown = {"backup": result.backup, "files": result.files, "size_bytes": result.size_bytes, "faults": result.faults}
         print_json(shown)
@@ -737,7 +762,7 @@ def prune(url: str, keep: int, dry_run: bool, died: tuple[str, ...], as_json: bo
     The command orders backups by id, not by clock time. A running backup renews its mark in the store every hour. The command removes
     the files of an unfinished backup when its mark is older than one day and another backup started at least half a day after the mark.
     """
-    done = prune_backups(Store.at(url), keep, datetime.now(UTC), dry_run=dry_run, died=died)
+    done = use_store(url, lambda store: prune_backups(store, keep, datetime.now(UTC), dry_run=dry_run, died=died))
     if as_json:
         shown = {
             "backups": done.backups,
