@@ -72,7 +72,7 @@ _HELPER = re.compile(re.escape(PREFIX) + "[0-9a-f]{8}")
 """Node ids of helper nodes. A node of an operator may have the prefix, too."""
 COORDINATOR_S = 60.0
 """Time to wait for coordinators, from the first one that does not answer, in seconds. It counts for all groups and cursors together."""
-_AGAIN_S = 0.2
+AGAIN_S = 0.2
 _AT_ONCE = 16
 """Maximum number of partitions whose bounds are requested at the same time, and of groups and cursors that are set."""
 STALLED_S = 120.0
@@ -81,7 +81,7 @@ _POSITIONS_INTERVAL_S = 10.0
 """Time between two requests for the positions of the replicas, in seconds. The copy of a large log changes nothing else for hours."""
 ABANDONED_S = 600.0
 """Time in seconds after which a stopped helper counts as abandoned. A running restore stops its helper for a few seconds."""
-_CHECK_INTERVAL_S = 0.2
+CHECK_INTERVAL_S = 0.2
 _CREATED_TOGETHER = 1000
 """Maximum number of partitions per request to create them on the helper. Each needs about 30 bytes of 64 KiB."""
 ProgressCallback = Callable[[str, str, int, int], None]
@@ -256,7 +256,7 @@ async def _set_positions(client: Client, cursor: CursorCopy, positions: dict[Par
         except (UnavailableError, OutcomeUnknownError) as error:
             if wait.has_ended:
                 return str(error)
-            await asyncio.sleep(_AGAIN_S)
+            await asyncio.sleep(AGAIN_S)
         except LiftError as error:
             return str(error)
 
@@ -622,7 +622,8 @@ class Restore:
         """
         left = []
         for one in self._streams:
-            if one.wish.into in self._requested and one.wish.into not in self._open:
+            is_requested = one.image is not None or one.wish.into in self._requested
+            if is_requested and one.wish.into not in self._open:
                 try:
                     uid = one.uid or await self._created_uid(one.wish.into)
                     if uid:
@@ -919,7 +920,7 @@ class Restore:
                     f"{what}: no progress for {STALLED_S:g} s. Check `liftpy status` and the logs of the nodes, then "
                     f"{self._next_step}."
                 )
-            await asyncio.sleep(_CHECK_INTERVAL_S)
+            await asyncio.sleep(CHECK_INTERVAL_S)
 
     async def _have_moved(self, streams: Collection[StreamImage | None]) -> bool:
         """Ask the leaders of ``streams`` for the positions of the replicas. Return whether one has changed since the last request."""

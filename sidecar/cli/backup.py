@@ -40,6 +40,7 @@ from sidecar.backup.restore import (
     NOTHING_WIDE,
     Restore,
     RestoredSetting,
+    RestoredStream,
     RestoreOptions,
     RestoreResult,
     StreamRestore,
@@ -283,7 +284,19 @@ def restore(
     if as_json:
         print_json(_backup_restore_shown(manifest, done))
         return 0 if done.is_whole else EXIT_PARTLY
-    for one in done.streams:
+    _print_streams(done.streams)
+    _print_states_left_out(done.states_left_out())
+    _print_cursors(done.cursors)
+    if any(done.cursors.values()):
+        click.echo("To set the missing positions later: liftpy backup cursors URL", err=True)
+    _print_settings(done.settings)
+    click.echo(f"{manifest.backup}: readable after {done.served_s:.1f} s, done after {done.took_s:.1f} s")
+    return 0 if done.is_whole else EXIT_PARTLY
+
+
+def _print_streams(streams: Sequence[RestoredStream]) -> None:
+    """Print the offsets of each restored stream, and what differs from the request or the backup."""
+    for one in streams:
         ends = ", ".join(f"{log.start}..{log.end - 1}" if log.end > log.start else "empty" for log in one.logs)
         click.echo(
             f"{one.wish.into}: uid {one.uid}, " + (f"offsets {ends}" if ends else "no records, because it had no partitions")
@@ -306,13 +319,6 @@ def restore(
                 f"{one.wish.into}: the default policy placed the replicas, because that of the stream does not fit: {one.unmet_policy}",
                 err=True,
             )
-    _print_states_left_out(done.states_left_out())
-    _print_cursors(done.cursors)
-    if any(done.cursors.values()):
-        click.echo("To set the missing positions later: liftpy backup cursors URL", err=True)
-    _print_settings(done.settings)
-    click.echo(f"{manifest.backup}: readable after {done.served_s:.1f} s, done after {done.took_s:.1f} s")
-    return 0 if done.is_whole else EXIT_PARTLY
 
 
 def _print_states_left_out(reasons: Mapping[str, str]) -> None:

@@ -130,12 +130,11 @@ def a_restore(world: Any, manifest: Manifest, *into: str) -> Restore:
     return Restore(world, None, manifest, wishes, RestoreOptions(target=None))  # type: ignore[arg-type]
 
 
-def a_restore_with_streams(world: Any, manifest: Manifest, *into: str) -> Restore:
-    """Return a restore that has registered its helper, which has ended, and has created its streams."""
+def a_restore_with_streams(world: Any, manifest: Manifest, *into: str, is_created: bool = True) -> Restore:
+    """Return a restore that has registered its helper, which has ended, and has created its streams if ``is_created``."""
     restore = a_restore(world, manifest, *into)
     restore._helper, restore._registered = SimpleNamespace(running=False), True  # type: ignore[assignment]
-    restore._requested = set(into)
-    for one in restore._streams:
+    for one in restore._streams if is_created else ():
         one.image = SimpleNamespace(uid=f"u-{one.wish.into}")  # type: ignore[assignment]
     return restore
 
@@ -228,32 +227,14 @@ async def test_restore_undo_returns_the_commands_for_everything_that_it_could_no
 async def test_restore_that_fails_names_the_commands_for_what_it_could_not_remove(
     manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    restore = a_restore(World(), manifest)
-    monkeypatch.setattr(restore, "_make_room", AsyncMock(side_effect=UnavailableError("nobody leads")))
+    world = World()
+    world.fails = [UnavailableError("nobody leads")]
+    restore = a_restore(world, manifest)
     monkeypatch.setattr(
         restore, "undo", AsyncMock(return_value=("liftpy stream delete orders", "liftpy node remove restore-1"))
     )
     with pytest.raises(UnavailableError, match=r"nobody leads.*liftpy stream delete orders; liftpy node remove restore-1"):
         await restore.run()
-
-
-async def test_drill_that_finds_a_difference_names_the_commands_for_copies_that_remain(
-    manifest: Manifest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    restore = SimpleNamespace(
-        run=AsyncMock(return_value=RestoreResult([SimpleNamespace(logs=[], wish=None)])),  # type: ignore[list-item]
-        undo=AsyncMock(return_value=("liftpy stream delete drill-1-0",)),
-    )
-    monkeypatch.setattr(drill_module, "Restore", lambda *_: restore)
-    monkeypatch.setattr(drill_module, "_compare", AsyncMock(side_effect=CorruptionError("it differs")))
-    monkeypatch.setattr(
-        drill_module,
-        "read_image",
-        lambda *_: SimpleNamespace(streams={"orders": StreamImage("o", "u", "o", StreamConfig(), ())}),
-    )
-    options = RestoreOptions(target=Target())
-    with pytest.raises(CorruptionError, match=r"it differs.*liftpy stream delete drill-1-0"):
-        await drill_module.drill(World(), None, manifest, options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -267,12 +248,12 @@ async def test_drill_that_finds_a_difference_names_the_commands_for_copies_that_
 async def test_drill_tells_a_replica_that_does_not_answer_from_one_that_differs(
     error: Exception, kind: type[LiftError], code: int, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node that restarted during the comparison looked like a damaged backup."""
+    """A node that restarted during the comparison looked like a damaged backup. The error also names a copy that remains."""
     log = SimpleNamespace(start=0, end=10, state=None)
     stream = SimpleNamespace(logs=[log], plan=(("n1",),), uid=NEW_UID, wish=SOME_STREAM)
     restore = SimpleNamespace(
         run=AsyncMock(return_value=RestoreResult([stream])),  # type: ignore[list-item]
-        undo=AsyncMock(return_value=()),
+        undo=AsyncMock(return_value=("liftpy stream delete drill-1-0",)),
     )
     monkeypatch.setattr(drill_module, "Restore", lambda *_: restore)
     monkeypatch.setattr(drill_module, "ReplicaReads", lambda *_: SimpleNamespace(batches=AsyncMock(side_effect=error)))
@@ -280,7 +261,7 @@ async def test_drill_tells_a_replica_that_does_not_answer_from_one_that_differs(
     monkeypatch.setattr(drill_module, "read_image", lambda *_: SimpleNamespace(streams=streams))
     world = World()
     world.__dict__["transport"] = None
-    with pytest.raises(kind, match="orders/0 on node n1") as raised:
+    with pytest.raises(kind, match=r"orders/0 on node n1 .*liftpy stream delete drill-1-0") as raised:
         await drill_module.drill(world, None, manifest, RestoreOptions(target=Target()))  # type: ignore[arg-type]
     assert exit_code(raised.value) == code
     restore.undo.assert_awaited_once()
@@ -291,20 +272,22 @@ async def test_restore_whose_create_request_has_no_answer_removes_the_stream_if_
     manifest: Manifest, is_own: bool
 ) -> None:
     """The stream and the helper remained, and the helper could not be removed."""
-    world = World()
-    restore = a_restore(world, manifest)
-    restore._helper, restore._registered = SimpleNamespace(running=False), True  # type: ignore[assignment]
+    world = RealDecisions()
+    restore = a_restore_with_streams(world, manifest, "orders", is_created=False)
 
     async def create_stream(*_: Any, **__: Any) -> None:
-        world.has(restore._helper_id if is_own else "n1")
+        node = HELPER if is_own else "n1"
+        world.cluster.create(manual=[pb.ReplicaList(partition=0, replicas=[node])])
         raise OutcomeUnknownError("no answer")
 
+    world.cluster.register("n1")
     world.__dict__["create_stream"] = create_stream
     with pytest.raises(OutcomeUnknownError):
-        await restore._create(restore._streams[0], 10)
+        await create_first_stream(restore)
     assert await restore.undo() == ()
-    deleted = [("delete_stream", "orders", NEW_UID)] if is_own else []
-    assert world.done == [*deleted, ("remove_node", restore._helper_id)]
+    uid = world.image.streams["orders"].uid
+    deleted = [("delete_stream", "orders", uid)] if is_own else []
+    assert world.done == [*deleted, ("remove_node", HELPER)]
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -590,7 +573,7 @@ async def test_restore_that_is_canceled_reads_no_further_file_of_the_backup(tmp_
 async def test_restore_waits_for_replicas_across_a_metadata_leader_change(
     manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restore_module, "_CHECK_INTERVAL_S", 0.001)
+    monkeypatch.setattr(restore_module, "CHECK_INTERVAL_S", 0.001)
     now = [0.0]
     monkeypatch.setattr(restore_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     world, looks = World(), 0
@@ -617,7 +600,7 @@ async def test_restore_waits_as_long_as_a_replica_copies_a_large_log(
     manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The metadata do not change during the copy. A restore of 4 GiB in one partition failed after two minutes."""
-    monkeypatch.setattr(restore_module, "_CHECK_INTERVAL_S", 0.001)
+    monkeypatch.setattr(restore_module, "CHECK_INTERVAL_S", 0.001)
     now = [0.0]
     monkeypatch.setattr(restore_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     world, looks = World(), 0
@@ -651,7 +634,7 @@ async def test_restore_sets_group_positions_only_within_the_restored_log(
 ) -> None:
     now, asked = [0.0], []
     monkeypatch.setattr(restore_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(restore_module, "_AGAIN_S", 0)
+    monkeypatch.setattr(restore_module, "AGAIN_S", 0)
     answers: list[Exception | None] = [UnavailableError("begins"), OutcomeUnknownError("lost"), None]
 
     async def reset(name: str, positions: dict[PartitionKey, int]) -> None:
@@ -819,9 +802,9 @@ def test_restore_until_a_point_after_the_backup_prints_a_warning(
 ) -> None:
     manifest = replace(backup_of(10, 1, 0), created_ns=1_580_515_200 * 10**9)
     manifest = replace(manifest, streams=(replace(manifest.streams[0], partitions=manifest.streams[0].partitions[:1]),))
+    stream = StreamImage("orders", UID, "shop.orders", StreamConfig(), ())
     monkeypatch.setattr(module.Store, "newest", lambda *_: manifest)
-    monkeypatch.setattr(module, "read_image", lambda store, manifest: ClusterImage())
-    monkeypatch.setattr(module, "_plan_stream_restore", lambda *_: SOME_STREAM)
+    monkeypatch.setattr(module, "read_image", lambda store, manifest: ClusterImage(streams={"orders": stream}))
     monkeypatch.setattr(module, "with_client", lambda target, work, **_: RestoreResult([]))
     words = [str(tmp_path), "--into", "orders", "--until", until, "--json"]
     ended = CliRunner().invoke(module.restore, words, standalone_mode=False)
@@ -893,7 +876,7 @@ async def test_restore_without_coordinators_ends_after_one_wait_for_all_groups_a
     """Each group and cursor waited a minute, one after another. A cluster of 500 groups took a whole day."""
     now, attempts = [0.0], 0
     monkeypatch.setattr(restore_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(restore_module, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(restore_module, "AGAIN_S", 0.0)
 
     async def refuse(name: str, positions: Any) -> None:
         nonlocal attempts
