@@ -21,7 +21,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -53,7 +53,7 @@ from liftpy.core.metadata.codec import encode_snapshot
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.wire.batch import RecordBatch
 from liftpy.core.wire.subjects import Subjects
-from liftpy.errors import CorruptionError, LiftError, NotFoundError, UnavailableError
+from liftpy.errors import CorruptionError, LiftError, NotFoundError, StorageError, UnavailableError
 from liftpy.nats.cancellation import end_tasks
 from sidecar.backup.inspect import UNREADABLE, read_image
 from sidecar.backup.store import DEFAULT_BYTES_PER_S, BackupRateLimit, Store, in_thread
@@ -68,6 +68,8 @@ AGAIN_S = 0.5
 """Pause in seconds before all replicas of a partition are tried again."""
 _MOVED = 5
 """Number of times that the copy of a partition starts again, because retention or compaction removed the next records."""
+MARK_INTERVAL_S = 3600.0
+"""Interval at which a running backup renews its mark in the store, in seconds. ``prune`` tells by it that the backup runs."""
 _MIN_EXTRA_S = 60.0
 """Minimum time limit for the records of a compacted partition after its barrier, in seconds.
 
@@ -187,8 +189,19 @@ class _BackupRun:
         mark = {"host": socket.gethostname(), "pid": os.getpid(), "since": "?"}
         await self._store_mark(mark)
         before = await asyncio.to_thread(self._before)
-        await self._store_mark(mark | {"since": "" if before is None else before.backup})
+        mark["since"] = "" if before is None else before.backup
+        await self._store_mark(mark)
+        renewing = start_attended(self._renew_mark(mark))
+        try:
+            manifest = await self._create_manifest(before)
+        finally:
+            await end_tasks([renewing])  # it writes no mark behind the removal
+        self.step("end")
+        await in_thread(self.store.remove, running_path(self.id))
+        return BackupResult(manifest, self.written_bytes, time.monotonic() - began_s, tuple(sorted(self.deleted)))
 
+    async def _create_manifest(self, before: Manifest | None) -> Manifest:
+        """Copy everything, and store the manifest at the end. ``before``: backup whose pieces are used again."""
         self.step("barrier")
         state = await self.client.admin.describe_cluster(linearizable=True)
         created_ns = time.time_ns()
@@ -223,12 +236,18 @@ class _BackupRun:
         await self._check_files_exist(manifest)
         self.step("manifest")
         await in_thread(self.store.put_manifest, manifest)
-        self.step("end")
-        await in_thread(self.store.remove, running_path(self.id))
-        return BackupResult(manifest, self.written_bytes, time.monotonic() - began_s, tuple(sorted(self.deleted)))
+        return manifest
 
-    async def _store_mark(self, mark: dict[str, object]) -> None:
-        await in_thread(self.store.put, running_path(self.id), json.dumps(mark).encode())
+    async def _store_mark(self, mark: Mapping[str, object]) -> None:
+        content = json.dumps({**mark, "renewed_ns": time.time_ns()}).encode()
+        await in_thread(self.store.put, running_path(self.id), content)
+
+    async def _renew_mark(self, mark: Mapping[str, object]) -> None:
+        """Store the mark again and again, so that a backup of several days does not count as dead."""
+        while True:
+            await asyncio.sleep(MARK_INTERVAL_S)
+            with suppress(StorageError):  # the next time will do. If the store is lost, the copy fails
+                await self._store_mark(mark)
 
     async def store_file(self, path: str, data: bytes) -> StoredFile:
         """Store one file of the backup, and return its description."""
@@ -239,8 +258,9 @@ class _BackupRun:
     def _before(self) -> Manifest | None:
         """Return the backup whose pieces are used again: the named one, or a complete one. None: none.
 
-        It is the newest one that has all streams of this backup, or else the newest one. Manifests that are damaged or of a newer
-        version are skipped. Raises CorruptionError or UnknownFormatError if the named one is such a backup, or is not complete.
+        It is the newest one of this namespace that has all streams of this backup, or else the newest one of this namespace. Manifests
+        that are damaged or of a newer version are skipped. Raises CorruptionError or UnknownFormatError if the named one is such a
+        backup, or is not complete.
         """
         if self.options.since == "":
             return None
@@ -256,6 +276,8 @@ class _BackupRun:
                 if self.options.since is not None:
                     raise
                 continue
+            if self.options.since is None and manifest.namespace != self.options.namespace:
+                continue  # another cluster has other streams, also if they have the same names
             newest = newest or manifest
             if self.options.since is not None or self._has_streams(manifest):
                 return manifest

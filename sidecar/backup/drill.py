@@ -15,9 +15,9 @@ from liftpy.client.replica_reads import DamagedRecordsError, ReplicaAddress, Rep
 from liftpy.core.backup.manifest import Manifest
 from liftpy.core.backup.pieces import why_other_producers
 from liftpy.core.wire.subjects import Subjects
-from liftpy.errors import CorruptionError
+from liftpy.errors import CorruptionError, UnavailableError
 from sidecar.backup.inspect import read_image
-from sidecar.backup.restore import ProgressCallback, Restore, RestoredStream, RestoreOptions, StreamRestore
+from sidecar.backup.restore import ProgressCallback, Restore, RestoredStream, RestoreOptions, StreamRestore, name_remains
 from sidecar.backup.staging import LogDigest
 from sidecar.backup.store import Store
 
@@ -58,7 +58,8 @@ async def drill(
     the name of each step.
     ``tell`` is called with (step, unit, number of finished units, number of all units).
 
-    Raises the errors of ``Restore.run``, and CorruptionError if a replica differs from the backup.
+    Raises the errors of ``Restore.run``, CorruptionError if a replica differs from the backup, and UnavailableError if a replica
+    does not answer.
     """
     image = read_image(store, manifest)
     name = f"drill-{os.urandom(4).hex()}"
@@ -90,8 +91,10 @@ async def drill(
             tell("comparing the replicas", "streams", number, len(done.streams))
             await _compare(client, one, options.target.namespace)
         compared_s = time.monotonic() - began_s
-    finally:
-        left = await restore.undo()
+    except BaseException as error:
+        name_remains(error, await restore.undo())
+        raise
+    left = await restore.undo()
     logs = [log for one in done.streams for log in one.logs]
     return DrillResult(
         backup=manifest.backup,
@@ -111,7 +114,7 @@ async def drill(
 async def _compare(client: Client, one: RestoredStream, namespace: str) -> None:
     """Compare a restored stream with the backup: each planned replica, and the state of its producers.
 
-    Raises CorruptionError if they differ.
+    Raises CorruptionError if they differ, and UnavailableError if a replica does not answer.
     """
     for number, log in enumerate(one.logs):
         for node in one.plan[number]:
@@ -124,7 +127,12 @@ async def _compare(client: Client, one: RestoredStream, namespace: str) -> None:
                     for batch in batches:
                         digest.add(batch)
                 state = await reads.state() if log.state is not None else None
-            except (DamagedRecordsError, ReplicaUnavailableError) as error:
+            except ReplicaUnavailableError as error:  # it says nothing about the backup
+                raise UnavailableError(
+                    f"Cannot compare {one.wish.name}/{number} on node {node} with the backup: {error}. Check `liftpy status`, then "
+                    "start the drill again."
+                ) from None
+            except DamagedRecordsError as error:
                 raise CorruptionError(
                     f"Cannot compare {one.wish.name}/{number} on node {node} with the backup: {error}. Run `liftpy backup verify`."
                 ) from None

@@ -1,13 +1,14 @@
 """Lists, verifies and prunes the backups in a store. All functions block.
 
-A backup writes a *mark* into the store when it begins, and removes it at its end. So a mark shows an unfinished backup.
+A backup writes a *mark* into the store when it begins, renews it every hour, and removes it at its end. So a mark shows an unfinished
+backup.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from liftpy.core.backup.manifest import Manifest, backup_moment, is_backup_id
 from liftpy.core.backup.pieces import (
@@ -38,8 +39,9 @@ from sidecar.backup.store import Store
 
 UNREADABLE = (CorruptionError, UnknownFormatError, IncompatibleVersionError, InvariantError)
 """Errors of a manifest or of metadata that are damaged, or that a newer version has written. Another attempt gives the same error."""
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 RUNNING_AGE = timedelta(days=1)
-"""Age after which an unfinished backup may count as dead."""
+"""Age of its mark after which an unfinished backup may count as dead."""
 NEWER_AGE = RUNNING_AGE / 2
 """Minimum time between the starts of an unfinished backup and the newest backup, before the unfinished one counts as dead.
 
@@ -252,9 +254,9 @@ def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = Fal
         for path in files:
             store.remove(path)
         left = [(path, path.split("/")[1]) for path in store.sizes("running")]
-        by = _reference_time(now, [*ids, *(backup for _, backup in left)])
+        may_run = _running_backups(store, now, ids, died)
         for path, backup in left:
-            if backup in died or not _may_run(backup, by):
+            if backup not in may_run:
                 store.remove(path)
     return PruneResult(
         tuple(sorted(doomed)), files, sum(sizes[path] for path in files), tuple(sorted({*running, *ended})), len(listed)
@@ -288,20 +290,25 @@ def _reference_time(now: datetime, ids: Iterable[str]) -> datetime:
     return min(now, newest + (RUNNING_AGE - NEWER_AGE))
 
 
-def _may_run(backup: str, by: datetime) -> bool:
-    """Return whether an unfinished backup may still be running at the time ``by``: its id is valid and less than a day old."""
-    return is_backup_id(backup) and by - backup_moment(backup) < RUNNING_AGE
-
-
 def _running_backups(store: Store, now: datetime, ids: Iterable[str], died: Collection[str]) -> dict[str, str]:
     """Return the ids of running backups, each with the id of the earlier backup whose pieces it uses ('': none, '?': not known)."""
     base_backups = {}
     marks = [(path, path.split("/")[1]) for path in store.sizes("running")]
     by = _reference_time(now, [*ids, *(backup for _, backup in marks)])
     for path, backup in marks:
-        if backup not in died and _may_run(backup, by):
-            try:
-                base_backups[backup] = str(load_json(store.read(path))["since"])
-            except (ValueError, KeyError, TypeError, StorageError):
-                base_backups[backup] = "?"
+        if backup in died or not is_backup_id(backup):
+            continue
+        renewed, base = backup_moment(backup), "?"
+        try:
+            mark = load_json(store.read(path))
+            base = str(mark["since"])
+            renewed = max(renewed, EPOCH + timedelta(microseconds=mark.get("renewed_ns", 0) // 1000))
+        except CorruptionError:  # it was removed a moment ago
+            pass
+        except StorageError:  # it may be new
+            renewed = by
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+            pass
+        if by - renewed < RUNNING_AGE:
+            base_backups[backup] = base
     return base_backups

@@ -49,6 +49,7 @@ from liftpy.core.base.partition import PartitionState
 from liftpy.core.metadata.image import ClusterImage, NodeImage, StreamImage
 from liftpy.core.metadata.placement import DEFAULT_POLICY, MANUAL, place
 from liftpy.core.metadata.placement.facts import PlacementRequest, facts_of
+from liftpy.core.wire.subjects import DEFAULT_INBOX_PREFIXES, InboxRule
 from liftpy.errors import (
     AlreadyExistsError,
     ConfigError,
@@ -70,15 +71,17 @@ PREFIX = "restore-"
 _HELPER = re.compile(re.escape(PREFIX) + "[0-9a-f]{8}")
 """Node ids of helper nodes. A node of an operator may have the prefix, too."""
 COORDINATOR_S = 60.0
-"""Time to wait for a coordinator, in seconds."""
-_AGAIN_S = 0.2
+"""Time to wait for coordinators, from the first one that does not answer, in seconds. It counts for all groups and cursors together."""
+AGAIN_S = 0.2
 _AT_ONCE = 16
-"""Maximum number of partitions whose bounds are requested at the same time."""
+"""Maximum number of partitions whose bounds are requested at the same time, and of groups and cursors that are set."""
 STALLED_S = 120.0
 """Time without any change after which a restore fails, in seconds."""
+_POSITIONS_INTERVAL_S = 10.0
+"""Time between two requests for the positions of the replicas, in seconds. The copy of a large log changes nothing else for hours."""
 ABANDONED_S = 600.0
 """Time in seconds after which a stopped helper counts as abandoned. A running restore stops its helper for a few seconds."""
-_CHECK_INTERVAL_S = 0.2
+CHECK_INTERVAL_S = 0.2
 _CREATED_TOGETHER = 1000
 """Maximum number of partitions per request to create them on the helper. Each needs about 30 bytes of 64 KiB."""
 ProgressCallback = Callable[[str, str, int, int], None]
@@ -110,8 +113,9 @@ def helper_node(node_id: str, data: Path, options: RestoreOptions, controllers: 
     that writes history into a log.
     """
     target = options.target
-    flags: dict[str, object] = {
-        "data": data, "namespace": target.namespace, "controllers": controllers, "status-port": -1, "weight": 0,
+    flags: dict[str, object] = {  # a settings file of another node of this host may have other values
+        "data": data, "namespace": target.namespace, "controllers": controllers, "status-port": -1, "probe-listen": "", "weight": 0,
+        "workers": 1, "jetstream-api": "",
     }  # fmt: skip
     if rack:
         flags["rack"] = rack
@@ -119,8 +123,12 @@ def helper_node(node_id: str, data: Path, options: RestoreOptions, controllers: 
         flags["config"] = options.node_config
     own = {"LIFTPY_RUN_GROUP_COORDINATORS": "false", "LIFTPY_SCRUB_BYTES_PER_S": "0"}
     nats = settings_environment(nats=",".join(target.nats))
-    credentials = credentials_environment(target.credentials) if options.node_config is None else {}
-    environment = node_environment({**own, **nats, **credentials, **quiet_environment()})
+    if options.node_config is None:
+        prefix = target.credentials.inbox_prefix  # the helper answers the client of this restore, but needs no prefix itself
+        is_known = not prefix or InboxRule(DEFAULT_INBOX_PREFIXES).allows(f"{prefix}.x".encode())
+        own |= credentials_environment(replace(target.credentials, inbox_prefix="", principal=""))
+        own |= {} if is_known else settings_environment(inbox_prefixes=",".join((*DEFAULT_INBOX_PREFIXES, f"{prefix}.")))
+    environment = node_environment({**own, **nats, **quiet_environment()})
     return DevNode(node_id, node_command(node_id, flags), environment, None)
 
 
@@ -154,8 +162,9 @@ async def set_cursors(client: Client, manifest: Manifest, uids: Mapping[str, str
     }
     copies = {stream.name: stream for stream in manifest.streams}
     bounds = await _bounds(client, copies, {(name, number) for places in wanted.values() for name, number, _ in places})
-    results = {}
-    for cursor in manifest.cursors:
+    wait, room = _CoordinatorWait(), asyncio.Semaphore(_AT_ONCE)
+
+    async def set_one(cursor: CursorCopy) -> str | None:
         positions, without = {}, []
         for name, partition, at in wanted[cursor.name]:
             bounds_or_error = bounds[name, partition]
@@ -166,10 +175,15 @@ async def set_cursors(client: Client, manifest: Manifest, uids: Mapping[str, str
             elif bounds_or_error.uid == uids[name]:
                 key = PartitionKey(name, bounds_or_error.uid, partition)
                 positions[key] = max(bounds_or_error.log_start_offset, min(at, bounds_or_error.end_offset))
-        if positions or without:
-            refused = await _set_positions(client, cursor, positions) if positions else ""
-            results[cursor.name] = refused or "; ".join(without)
-    return results
+        if not positions:
+            return "; ".join(without) or None
+        async with room:
+            refused = await _set_positions(client, cursor, positions, wait)
+        return refused or "; ".join(without)
+
+    results = await asyncio.gather(*map(set_one, manifest.cursors))
+    names = [cursor.name for cursor in manifest.cursors]
+    return {name: result for name, result in zip(names, results, strict=True) if result is not None}
 
 
 async def _bounds(
@@ -216,20 +230,33 @@ async def _common_bounds(client: Client, stream: StreamCopy, name: str, partitio
     )
 
 
-async def _set_positions(client: Client, cursor: CursorCopy, positions: dict[PartitionKey, int]) -> str:
+class _CoordinatorWait:
+    """Time to wait for coordinators, over all groups and cursors: many of them may have a coordinator that does not answer."""
+
+    def __init__(self) -> None:
+        self._give_up_s: float | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """True if a coordinator has not answered ``COORDINATOR_S`` seconds after the first call."""
+        if self._give_up_s is None:
+            self._give_up_s = time.monotonic() + COORDINATOR_S
+        return time.monotonic() > self._give_up_s
+
+
+async def _set_positions(client: Client, cursor: CursorCopy, positions: dict[PartitionKey, int], wait: _CoordinatorWait) -> str:
     """Set the positions of one group or cursor, and retry while the coordinator does not answer.
 
     Return the reason of a failure, '' on success.
     """
-    give_up_s = time.monotonic() + COORDINATOR_S
     while True:
         try:
             await (client.cursors.set if cursor.is_cursor else client.groups.reset)(cursor.name, positions)
             return ""
         except (UnavailableError, OutcomeUnknownError) as error:
-            if time.monotonic() > give_up_s:
+            if wait.has_ended:
                 return str(error)
-            await asyncio.sleep(_AGAIN_S)
+            await asyncio.sleep(AGAIN_S)
         except LiftError as error:
             return str(error)
 
@@ -320,6 +347,17 @@ async def _set(client: Client, value: DefaultQuota | SessionTimes, restored: Col
     except LiftError as error:
         return str(error)
     return ""
+
+
+def add_advice(error: LiftError, advice: str) -> None:
+    """Add the sentence ``advice`` to the text of ``error``."""
+    error.args = (f"{str(error).removesuffix('.')}. {advice}", *error.args[1:])
+
+
+def name_remains(error: BaseException, commands: Collection[str]) -> None:
+    """Name in the text of ``error`` the ``commands`` that remove what a failed restore could not remove."""
+    if commands and isinstance(error, LiftError):
+        add_advice(error, f"Not everything could be removed. To remove the rest: {'; '.join(commands)}.")
 
 
 def _is_abandoned(image: ClusterImage, node_id: str, node: NodeImage) -> bool:
@@ -482,6 +520,8 @@ class Restore:
         self._waiting_streams = [one for one in restored if not one.copy.partitions]
         """Streams without partitions. They have no records, so they are created as any other stream."""
         self._helper_id = PREFIX + os.urandom(4).hex()
+        self._positions: dict[tuple[str, str, int], object] = {}
+        """Positions of the replicas of each restored partition, as its leader reported them last, by (node, uid, partition)."""
         self._helper: DevNode | None = None
         self._scratch: Path | None = None
         self._registered = False
@@ -490,6 +530,8 @@ class Restore:
         self._planned_replicas, self._planned_leaders = Counter[str](), Counter[str]()
         self._open: set[str] = set()
         """Names of restored streams that accept publishes. They stay even if the restore fails later."""
+        self._requested: set[str] = set()
+        """Names of the streams that this restore has asked the cluster to create."""
 
     async def run(self, *, keep_closed: bool = False) -> RestoreResult:
         """Restore the streams and return the result.
@@ -498,7 +540,6 @@ class Restore:
         """
         began_s = time.monotonic()
         scratch = self._scratch = Path(tempfile.mkdtemp(prefix="liftpy-restore-", dir=self._options.scratch))
-        done = False
         try:
             self._begin("look")
             state = await self._client.admin.describe_cluster(linearizable=True)
@@ -506,7 +547,7 @@ class Restore:
             for one in self._streams:
                 one.plan = await self._plan_placement(one, state.image)
             for one in self._waiting_streams:
-                await self._plan(one, one.wish.waiting, one.wish.replicas)
+                await self._plan(one, one.wish.waiting, one.wish.replicas, one.wish.config)
             result = RestoreResult([*self._streams, *self._waiting_streams])
             if self._streams:
                 await self._replicate(scratch, state)
@@ -514,20 +555,16 @@ class Restore:
             if not keep_closed:
                 await self._finish(result)
             result.took_s = time.monotonic() - began_s
-            done = True
-            return result
-        except LiftError as error:
-            if self._open:  # another restore would be rejected
+        except BaseException as error:
+            if isinstance(error, LiftError) and self._open:  # another restore would be rejected
                 error.retryable = False
                 if self._next_step not in str(error):
-                    text = f"{str(error).removesuffix('.')}. To complete the restore, {self._next_step}."
-                    error.args = (text, *error.args[1:])
+                    add_advice(error, f"To complete the restore, {self._next_step}.")
+            name_remains(error, await self.undo())
             raise
-        finally:
-            if not done:
-                await self.undo()
-            elif not keep_closed:
-                await asyncio.to_thread(self._end)
+        if not keep_closed:
+            await asyncio.to_thread(self._end)
+        return result
 
     async def _replicate(self, scratch: Path, state: ClusterState) -> None:
         """Create the streams with the records of the backup, read-only, on the helper and on their planned nodes."""
@@ -585,9 +622,12 @@ class Restore:
         """
         left = []
         for one in self._streams:
-            if one.image is not None and one.wish.into not in self._open:
+            is_requested = one.image is not None or one.wish.into in self._requested
+            if is_requested and one.wish.into not in self._open:
                 try:
-                    await self._client.admin.delete_stream(one.wish.into, one.uid)
+                    uid = one.uid or await self._created_uid(one.wish.into)
+                    if uid:
+                        await self._client.admin.delete_stream(one.wish.into, uid)
                 except NotFoundError:  # an operator has deleted it
                     pass
                 except LiftError:
@@ -601,6 +641,12 @@ class Restore:
                 left.append(f"liftpy node remove {self._helper_id}")
         await asyncio.to_thread(self._end)
         return tuple(left)
+
+    async def _created_uid(self, name: str) -> str:
+        """Return the uid of stream ``name`` if this restore has created it, although the answer was lost. '': it has not."""
+        stream = (await self._client.admin.describe_cluster(linearizable=True)).image.streams.get(name)
+        is_own = stream is not None and any(self._helper_id in partition.holders for partition in stream.partitions)
+        return stream.uid if stream is not None and is_own else ""
 
     # ---- checks before the first change----------------------------------------------------------------------------------
     async def _make_room(self, image: ClusterImage) -> None:
@@ -637,7 +683,9 @@ class Restore:
         """
         stream_restore, count = one.wish, len(one.copy.partitions)
         replicas = min(stream_restore.replicas, len(image.live_nodes()))
-        plan, policy = await self._plan(one, count, replicas)
+        # with fewer replicas than min_isr, the setting counts as their number
+        config = replace(stream_restore.config, read_only=True, min_isr=0)
+        plan, policy = await self._plan(one, count, replicas, config)
         if plan.waits or len(plan.replicas) != count:
             raise ConfigError(
                 f"Cannot place stream {stream_restore.into}: {plan.waits or 'no assignment is possible'}. Start more nodes, or "
@@ -646,7 +694,7 @@ class Restore:
         request = PlacementRequest(policy=policy, stream=stream_restore.into, partitions=count, replication_factor=replicas)
         return self._place_after_others(image, request)
 
-    async def _plan(self, one: RestoredStream, count: int, replicas: int) -> tuple[PlacementPlan, str]:
+    async def _plan(self, one: RestoredStream, count: int, replicas: int, config: StreamConfig) -> tuple[PlacementPlan, str]:
         """Plan a stream with ``count`` partitions, as a dry run. Return the plan, and its placement policy."""
 
         async def planned_by(policy: str) -> PlacementPlan:
@@ -655,7 +703,7 @@ class Restore:
                 one.wish.subject,
                 partitions=count,
                 replicas=replicas,
-                config=replace(one.wish.config, read_only=True),
+                config=config,
                 placement=PlacementOptions(policy=policy),
             )
 
@@ -750,6 +798,7 @@ class Restore:
     async def _create(self, one: RestoredStream, first_epoch: int) -> None:
         """Create the stream on the helper, with at most ``_CREATED_TOGETHER`` partitions per request."""
         stream_restore, count = one.wish, len(one.copy.partitions)
+        self._requested.add(stream_restore.into)
         created = await self._client.create_stream(
             stream_restore.into,
             stream_restore.subject,
@@ -849,20 +898,40 @@ class Restore:
     async def _until(self, is_so: Callable[[], Awaitable[bool]], what: str) -> None:
         """Wait until ``is_so`` returns True. ``what``: the problem, for the error text.
 
-        Raises UnavailableError if the restored streams do not change for ``STALLED_S`` seconds.
+        Raises UnavailableError if the restored streams do not change for ``STALLED_S`` seconds, and their replicas copy nothing.
         """
         seen, changed_s = "", time.monotonic()
+        asked_s = changed_s
         while True:
             with contextlib.suppress(UnavailableError):
                 if await is_so():
                     return
                 image = (await self._client.admin.describe_cluster()).image
-                now = repr([image.streams.get(one.wish.into) for one in self._streams])
+                streams = [image.streams.get(one.wish.into) for one in self._streams]
+                now = repr(streams)
                 if now != seen:
                     seen, changed_s = now, time.monotonic()
+                elif time.monotonic() - max(asked_s, changed_s) >= _POSITIONS_INTERVAL_S:
+                    asked_s = time.monotonic()
+                    if await self._have_moved(streams):
+                        changed_s = asked_s
             if time.monotonic() - changed_s > STALLED_S:
                 raise UnavailableError(
                     f"{what}: no progress for {STALLED_S:g} s. Check `liftpy status` and the logs of the nodes, then "
                     f"{self._next_step}."
                 )
-            await asyncio.sleep(_CHECK_INTERVAL_S)
+            await asyncio.sleep(CHECK_INTERVAL_S)
+
+    async def _have_moved(self, streams: Collection[StreamImage | None]) -> bool:
+        """Ask the leaders of ``streams`` for the positions of the replicas. Return whether one has changed since the last request."""
+        found = [stream for stream in streams if stream is not None]
+        uids = {stream.uid for stream in found}
+        before = dict(self._positions)
+        for node in sorted({partition.leader for stream in found for partition in stream.partitions} - {""}):
+            with contextlib.suppress(LiftError):  # without an answer, its replicas count as unchanged
+                for row in (await self._client.admin.node_status(node))["partitions"]:
+                    if row["uid"] in uids:
+                        followers = {name: follower.get("position") for name, follower in row.get("followers", {}).items()}
+                        facts = (row.get("phase"), row.get("newest_offset"), followers)
+                        self._positions[node, row["uid"], row["partition"]] = facts
+        return self._positions != before

@@ -70,19 +70,23 @@ def shown_store(url: str) -> str:
 class Store:
     """Files of a backup store, by path. Methods raise StorageError, and CorruptionError for a missing file."""
 
-    def __init__(self, filesystem: Any, root: str) -> None:
+    def __init__(self, filesystem: Any, root: str, is_stopping: Callable[[], bool] = lambda: False) -> None:
         self._fs = filesystem
+        self._is_stopping = is_stopping
         self._root = root.rstrip("/")
         self._is_local = isinstance(filesystem, fs.LocalFileSystem)
 
     @classmethod
-    def at(cls, url: str) -> Store:
-        """Return the store at a URL (s3://, gs://, abfs://, file://) or path. Raises ConfigError, also if the URL is empty."""
+    def at(cls, url: str, is_stopping: Callable[[], bool] = lambda: False) -> Store:
+        """Return the store at a URL (s3://, gs://, abfs://, file://) or path. Raises ConfigError, also if the URL is empty.
+
+        ``is_stopping``: if it returns True, the store uses no further file and raises StorageError.
+        """
         if not url:  # an unset variable of a script must not select the working directory
             raise ConfigError("The URL of the backup store is empty. Give a directory, or a URL such as s3://bucket/liftpy.")
         if "://" not in url:
             try:
-                return cls(fs.LocalFileSystem(), str(Path(url).expanduser().absolute()))
+                return cls(fs.LocalFileSystem(), str(Path(url).expanduser().absolute()), is_stopping)
             except RuntimeError:
                 raise ConfigError(f"Cannot open the backup store {url}: no such user. Give the whole path.") from None
         try:
@@ -91,7 +95,7 @@ class Store:
             shown = shown_store(url)
             why = str(error).replace(url, shown).removesuffix(".")
             raise ConfigError(f"Cannot open the backup store {shown}: {why}. Check the URL and its credentials.") from None
-        return cls(filesystem, root)
+        return cls(filesystem, root, is_stopping)
 
     def sizes(self, folder: str) -> dict[str, int]:
         selector = fs.FileSelector(f"{self._root}/{folder}", recursive=True, allow_not_found=True)
@@ -146,6 +150,8 @@ class Store:
             self._fs.delete_dir(self._full_path(path))
 
     def _full_path(self, path: str) -> str:
+        if self._is_stopping():
+            raise StorageError(f"The command was stopped before it used {path} in the backup store.")
         return f"{self._root}/{path}"
 
     def _sync(self, path: Path) -> None:

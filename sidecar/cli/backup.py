@@ -9,10 +9,13 @@ thread and limits are those of a node. At the end, the command waits for the thr
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -37,6 +40,7 @@ from sidecar.backup.restore import (
     NOTHING_WIDE,
     Restore,
     RestoredSetting,
+    RestoredStream,
     RestoreOptions,
     RestoreResult,
     StreamRestore,
@@ -49,7 +53,7 @@ from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import Duration, Size, connection_options, json_option
 from sidecar.cli.output import Progress, count_of, print_json, print_table
-from sidecar.cli.session import with_client
+from sidecar.cli.session import run_cancellable, with_client
 from sidecar.runtime.settings import Target
 from sidecar.tracing.node_tracing import check_exporter
 
@@ -88,6 +92,7 @@ def write_metrics(path: Path, url: str, entries: Sequence[BackupEntry], now_ns: 
 
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 def trace_options(command: F) -> F:
@@ -141,6 +146,13 @@ def trace_steps(
         thread.close()
 
 
+def _read_metadata(store: Store, backup: str) -> tuple[Manifest, ClusterImage]:
+    manifest = store.newest(backup)
+    return manifest, read_image(store, manifest)
+
+
+_TO_RESTORE = "--role operator --role reader --role member"
+"""Permissions of the commands that restore streams and positions."""
 EXIT_PARTLY = 4
 """All streams are restored, but something that belongs to them is not. The output names it."""
 EXIT_REMAINS = 4
@@ -198,6 +210,15 @@ def backup() -> None:
     type=click.IntRange(0),
     help="Number of replicas of each partition.  [default: the number in the backup]",
 )
+@click.option(
+    "--no-retention",
+    "has_no_retention",
+    is_flag=True,
+    help=(
+        "Restore the streams without their retention age, bytes and records, so that the cluster does not delete old records. The "
+        "command prints how to set them again."
+    ),
+)
 @scratch_option
 @node_config_option
 @trace_options
@@ -205,7 +226,8 @@ def backup() -> None:
 @connection_options
 def restore(
     url: str, backup_id: str, everything: bool, name: str, into: str, subject: str, until_text: str | None, replicas: int,
-    scratch: Path | None, node_config: Path | None, as_json: bool, trace: str, trace_endpoint: str, target: Target,
+    has_no_retention: bool, scratch: Path | None, node_config: Path | None, as_json: bool, trace: str, trace_endpoint: str,
+    target: Target,
 ) -> int:  # fmt: skip
     """Restore streams from a backup. Offsets, timestamps and payloads stay equal.
 
@@ -214,16 +236,14 @@ def restore(
 
     Consumer groups and cursors resume at their stored positions if their stream has its old name again. With --all, an empty cluster
     also gets the default quota and the session times of the backup. A restored stream accepts publishes as soon as all its replicas
-    are in sync.
+    are in sync. The retention of the streams continues: the cluster deletes records that are too old, unless you use --no-retention.
 
     Exit code 4: the streams are restored, but a group position, a cursor or a cluster setting could not be set. The command prints
     each of them, with the command that sets it.
     """
     if everything == bool(into) or (everything and (name or subject)):
         raise ConfigError("Missing option: --all, or --into NAME (with --stream, --subject).")
-    store = Store.at(url)
-    manifest = store.newest(backup_id)
-    image = read_image(store, manifest)
+    manifest, image = use_store(url, partial(_read_metadata, backup=backup_id))
     left_out = left_out_streams(manifest, image.streams) if everything and not backup_id else ()
     if left_out:
         raise ConfigError(
@@ -232,24 +252,51 @@ def restore(
         )
     names = [stream.name for stream in manifest.streams] if everything else [name or into]
     stream_restores = [_plan_stream_restore(image, manifest, one, into or one, subject, replicas) for one in names]
+    until = until_of(until_text)
+    warnings = [
+        *_early_ends(manifest, names, until),
+        *([] if has_no_retention else _expired_streams(manifest, stream_restores)),
+    ]
+    for line in warnings:
+        click.echo(f"Warning: {line}", err=True)
+    settings_again = [f"To set its retention again: {_retention_command(one)}" for one in stream_restores if _retention_of(one)]
+    if has_no_retention:
+        stream_restores = [replace(one, config=replace(one.config, **_NO_RETENTION)) for one in stream_restores]
     options = RestoreOptions(
         target=target,
-        until=until_of(until_text),
+        until=until,
         scratch=scratch,
         node_config=node_config,
         wide=cluster_wide_of(image) if everything else NOTHING_WIDE,
     )
 
+    store = use_store(url, lambda _: Store.at(url))
     progress = Progress("restore", None, is_shown=not as_json)
     with trace_steps("restore", target, trace, trace_endpoint) as spans, progress:
         spans.attributes = span_attributes(manifest) | {"liftpy.streams": len(stream_restores)}
         done = with_client(
-            target, lambda client: Restore(client, store, manifest, stream_restores, options, spans.step, progress.step).run()
+            target,
+            lambda client: Restore(client, store, manifest, stream_restores, options, spans.step, progress.step).run(),
+            permissions=_TO_RESTORE,
         )
+    for line in settings_again if has_no_retention else ():
+        click.echo(line, err=True)
     if as_json:
         print_json(_backup_restore_shown(manifest, done))
         return 0 if done.is_whole else EXIT_PARTLY
-    for one in done.streams:
+    _print_streams(done.streams)
+    _print_states_left_out(done.states_left_out())
+    _print_cursors(done.cursors)
+    if any(done.cursors.values()):
+        click.echo("To set the missing positions later: liftpy backup cursors URL", err=True)
+    _print_settings(done.settings)
+    click.echo(f"{manifest.backup}: readable after {done.served_s:.1f} s, done after {done.took_s:.1f} s")
+    return 0 if done.is_whole else EXIT_PARTLY
+
+
+def _print_streams(streams: Sequence[RestoredStream]) -> None:
+    """Print the offsets of each restored stream, and what differs from the request or the backup."""
+    for one in streams:
         ends = ", ".join(f"{log.start}..{log.end - 1}" if log.end > log.start else "empty" for log in one.logs)
         click.echo(
             f"{one.wish.into}: uid {one.uid}, " + (f"offsets {ends}" if ends else "no records, because it had no partitions")
@@ -261,18 +308,17 @@ def restore(
                     "stream is compacted, and the backup lacks the records that the records in between replaced",
                     err=True,
                 )
+        if one.plan and one.wish.config.min_isr > len(one.plan[0]):
+            count = len(one.plan[0])
+            click.echo(
+                f"{one.wish.into}: min_isr {one.wish.config.min_isr} counts as {count}: a partition has {count_of(count, 'replica')}",
+                err=True,
+            )
         if one.unmet_policy:
             click.echo(
                 f"{one.wish.into}: the default policy placed the replicas, because that of the stream does not fit: {one.unmet_policy}",
                 err=True,
             )
-    _print_states_left_out(done.states_left_out())
-    _print_cursors(done.cursors)
-    if any(done.cursors.values()):
-        click.echo("To set the missing positions later: liftpy backup cursors URL", err=True)
-    _print_settings(done.settings)
-    click.echo(f"{manifest.backup}: readable after {done.served_s:.1f} s, done after {done.took_s:.1f} s")
-    return 0 if done.is_whole else EXIT_PARTLY
 
 
 def _print_states_left_out(reasons: Mapping[str, str]) -> None:
@@ -315,6 +361,53 @@ def until_of(text: str | None) -> RestorePoint:
     )
 
 
+def _early_ends(manifest: Manifest, names: Sequence[str], until: RestorePoint) -> Iterator[str]:
+    """Yield a text for each part of the backup that ends before ``until``. ``names``: streams to restore."""
+    if until.time_ns is not None and until.time_ns > manifest.created_ns:
+        taken = datetime.fromtimestamp(manifest.created_ns // NS_PER_S, UTC)
+        yield (
+            f"backup {manifest.backup} was taken at {taken:%Y-%m-%dT%H:%M:%SZ}, before the time of --until. It lacks the records "
+            "that were published later."
+        )
+    for stream in manifest.streams if until.offset is not None else ():
+        for copy in stream.partitions if stream.name in names else ():
+            if until.offset is not None and until.offset > copy.high_watermark:
+                last = f"ends at offset {copy.high_watermark}" if copy.high_watermark >= copy.start else "has no records"
+                yield f"{stream.name}/{copy.partition} {last} in backup {manifest.backup}, below --until {until.offset}."
+
+
+_NO_RETENTION: Mapping[str, Any] = {"retention_age_s": 0.0, "retention_bytes": 0, "retention_records": 0}
+"""Settings of a stream without retention."""
+
+
+def _retention_of(one: StreamRestore) -> dict[str, str]:
+    """Return the retention of a stream, as text by option of ``liftpy stream alter``. {}: the stream has no retention."""
+    config = one.config
+    values = {
+        "--retention-age": Duration.text(config.retention_age_s) if config.retention_age_s else "",
+        "--retention-bytes": Size.text(config.retention_bytes) if config.retention_bytes else "",
+        "--retention-records": str(config.retention_records) if config.retention_records else "",
+    }
+    return {option: text for option, text in values.items() if text}
+
+
+def _retention_command(one: StreamRestore) -> str:
+    """Return the command line that sets the retention of a restored stream as it is in the backup."""
+    return " ".join(["liftpy stream alter", one.into, *(f"{option} {text}" for option, text in _retention_of(one).items())])
+
+
+def _expired_streams(manifest: Manifest, stream_restores: Sequence[StreamRestore]) -> Iterator[str]:
+    """Yield a text for each stream whose retention deletes all records of the backup."""
+    age_s = (time.time_ns() - manifest.created_ns) / NS_PER_S
+    for one in stream_restores:
+        if 0 < one.config.retention_age_s < age_s:
+            yield (
+                f"all records of stream {one.name} in backup {manifest.backup} are older than its retention age "
+                f"({Duration.text(one.config.retention_age_s)}). The cluster deletes them after the restore. To keep them, use "
+                "--no-retention."
+            )
+
+
 def _print_cursors(error_texts: Mapping[str, str]) -> None:
     for cursor, why in error_texts.items():
         click.echo(
@@ -343,14 +436,14 @@ def cursors_(url: str, backup_id: str, as_json: bool, target: Target) -> int:
     made progress since the restore. It sets no position in a stream that was deleted and created again, because this stream has no
     record of the backup. Exit code 1: at least one position could not be set.
     """
-    manifest = Store.at(url).newest(backup_id)
+    manifest = use_store(url, lambda store: store.newest(backup_id))
 
     async def work(client: Client) -> dict[str, str]:
         there = (await client.admin.describe_cluster(linearizable=True)).image.streams
         uids = {stream.name: there[stream.name].uid for stream in manifest.streams if stream.name in there}
         return await set_cursors(client, manifest, uids)
 
-    error_texts = with_client(target, work)
+    error_texts = with_client(target, work, permissions=_TO_RESTORE)
     if as_json:
         print_json(error_texts)
     elif error_texts:
@@ -400,14 +493,18 @@ def drill_(
 
     Exit code 4: the backup is valid, but a copy could not be deleted. The command prints the command that deletes it.
     """
-    store = Store.at(url)
-    manifest = store.newest(backup_id)
+    manifest = use_store(url, lambda store: store.newest(backup_id))
+    store = use_store(url, lambda _: Store.at(url))
     options = RestoreOptions(target=target, scratch=scratch, node_config=node_config)
 
     progress = Progress("drill", None, is_shown=not as_json)
     with trace_steps("drill", target, trace, trace_endpoint) as spans, progress:
         spans.attributes = span_attributes(manifest)
-        done = with_client(target, lambda client: drill(client, store, manifest, options, spans.step, progress.step))
+        done = with_client(
+            target,
+            lambda client: drill(client, store, manifest, options, spans.step, progress.step),
+            permissions=_TO_RESTORE,
+        )
     if as_json:
         fields = {name: getattr(done, name) for name in ("backup", "streams", "partitions", "records", "size_bytes")}
         times = {name: round(getattr(done, name), 3) for name in ("served_s", "rto_s", "compared_s", "rpo_s")}
@@ -421,6 +518,23 @@ def drill_(
     for command in done.left:
         click.echo(f"A copy could not be deleted. To delete it: {command}", err=True)
     return EXIT_REMAINS if done.left else 0
+
+
+def use_store(url: str, work: Callable[[Store], T]) -> T:
+    """Run ``work`` with the store at ``url`` in a thread, and return its result.
+
+    So a signal ends the command also while the store does not answer. The main thread could not handle it.
+    """
+    stopped = threading.Event()
+
+    async def run() -> T:
+        try:
+            return await asyncio.to_thread(lambda: work(Store.at(url, stopped.is_set)))
+        except asyncio.CancelledError:
+            stopped.set()
+            raise
+
+    return run_cancellable(run())
 
 
 EXIT_DAMAGED = 1
@@ -469,7 +583,7 @@ def create(
     target: Target,
 ) -> None:
     """Back up all committed records, the settings of the streams, and the positions of groups and cursors."""
-    store = Store.at(url)
+    store = use_store(url, lambda _: Store.at(url))
     options = BackupOptions(
         namespace=target.namespace,
         streams=streams,
@@ -479,7 +593,11 @@ def create(
 
     with trace_steps("backup", target, trace, trace_endpoint) as spans, Progress("backup", None) as progress:
         copied = partial(progress.step, "backup", "partitions")
-        result = with_client(target, lambda client: take_backup(client, store, options, step=spans.step, copied=copied))
+        result = with_client(
+            target,
+            lambda client: take_backup(client, store, options, step=spans.step, copied=copied),
+            permissions="--role reader --service groups",
+        )
         spans.attributes = span_attributes(result.manifest) | {"liftpy.written_bytes": result.written_bytes}
     if as_json:
         shown = _manifest_as_json(result.manifest) | {"written_bytes": result.written_bytes, "took_s": round(result.took_s, 3)}
@@ -530,7 +648,7 @@ def list_(url: str, max_age_s: float | None, metrics_file: Path | None, as_json:
     """
     if metrics_file is not None and metrics_file.suffix != ".prom":  # the file is replaced, which would also replace a device
         raise ConfigError(f"Invalid value for --metrics-file: {metrics_file}. The name must end with .prom.")
-    entries = list_backups(Store.at(url))
+    entries = use_store(url, list_backups)
     if metrics_file is not None:
         write_metrics(metrics_file, url, entries, time.time_ns())
     if as_json:
@@ -607,12 +725,13 @@ def _manifest_as_json(manifest: Manifest) -> dict[str, object]:
 @json_option
 def verify(url: str, backup_id: str, as_json: bool) -> int:
     """Read every byte of a backup and print each damaged file. Exit code 1: at least one file is damaged."""
-    store = Store.at(url)
-    manifest = store.newest(backup_id)
+    manifest = use_store(url, lambda store: store.newest(backup_id))
     copies = [copy for stream in manifest.streams for copy in stream.partitions]
     total = sum(len(copy.pieces) + (copy.state is not None) for copy in copies)
     with Progress(manifest.backup, total, unit="files") as progress:
-        result = verify_backup(store, manifest, lambda _: progress.at(progress.count + 1, progress.count + 1))
+        result = use_store(
+            url, lambda store: verify_backup(store, manifest, lambda _: progress.at(progress.count + 1, progress.count + 1))
+        )
     if as_json:
         shown = {"backup": result.backup, "files": result.files, "size_bytes": result.size_bytes, "faults": result.faults}
         print_json(shown)
@@ -646,10 +765,10 @@ def prune(url: str, keep: int, dry_run: bool, died: tuple[str, ...], as_json: bo
     place of a backup of all streams. A backup of all streams replaces any other. Backups of different namespaces never replace each
     other.
 
-    The command orders backups by id, not by clock time. It removes the files of an unfinished backup when they are older than one day
-    and another backup started at least half a day later.
+    The command orders backups by id, not by clock time. A running backup renews its mark in the store every hour. The command removes
+    the files of an unfinished backup when its mark is older than one day and another backup started at least half a day after the mark.
     """
-    done = prune_backups(Store.at(url), keep, datetime.now(UTC), dry_run=dry_run, died=died)
+    done = use_store(url, lambda store: prune_backups(store, keep, datetime.now(UTC), dry_run=dry_run, died=died))
     if as_json:
         shown = {
             "backups": done.backups,

@@ -18,7 +18,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,13 +28,13 @@ import click
 
 from liftpy.client import BatchSlice, Client, Consumer, Group, GroupOptions, parse_start, parse_until
 from liftpy.core.wire.batch import Record
-from liftpy.core.wire.subjects import data_subject, overlaps
+from liftpy.core.wire.subjects import data_subject
 from liftpy.errors import ConfigError, LiftError, StorageError
 from liftpy.nats.cancellation import end_tasks
 from sidecar.cli.completion import GROUP, STREAM
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.main import DISK_ERRORS
-from sidecar.cli.options import BYTES, connection_options, json_option
+from sidecar.cli.options import BYTES, connection_options, json_option, warn_of_unmatched
 from sidecar.cli.output import Progress, wait_for_closed_pipe
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
@@ -414,7 +414,8 @@ def consume(
         image = await client.stream(name)  # an unknown stream gives an error at once
         if subjects:
             read = range(len(image.partitions)) if group is not None else (partition or 0,)
-            _warn_of_unmatched(name, [data_subject(image.subject, place) for place in read], subjects)
+            own = [data_subject(image.subject, place) for place in read]
+            warn_of_unmatched(name, own, subjects, which="that are read")
         if group is not None:
             first = cast('Literal["earliest", "new"]', start or "earliest")
             options = GroupOptions(start=first, subjects=subjects, keys=keys)
@@ -427,20 +428,6 @@ def consume(
         await _until_pipe_closed(client, doing, None if output is not None else sys.stdout, group is not None)
 
     with_client(target, work, needs_majority=False)
-
-
-def _warn_of_unmatched(stream: str, own: Sequence[str], subjects: Sequence[str]) -> None:
-    """Print a warning for each filter in ``subjects`` that matches none of the subjects ``own`` of the partitions.
-
-    It is no error, because restored records may have other subjects.
-    """
-    for subject in subjects:
-        if not any(overlaps(subject, listened) for listened in own):
-            listens = own[0] if len(own) == 1 else f"{own[0]} to {own[-1]}"
-            click.echo(
-                f"Warning: --subject {subject} matches no subject of the partitions that are read: {stream} stores {listens}.",
-                err=True,
-            )
 
 
 async def _until_pipe_closed(client: Client, doing: Coroutine[Any, Any, None], out: TextIO | None, commits: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from liftpy.errors import ConfigError
 from liftpy.nats.urls import check_urls, without_secrets
 from sidecar.cli.help import SHARED_OPTIONS, HelpGroup, complete_context, options_before
 from sidecar.cli.options import add_shared_options, json_option
-from sidecar.cli.output import print_table
+from sidecar.cli.output import print_json, print_table
 from sidecar.runtime.contexts import SECRETS, Contexts, check_values, from_nats_cli, lock_contexts, nats_cli_file
 from sidecar.runtime.settings import DEFAULT_NAMESPACE, config_home, contexts_file, named_context
 
@@ -140,7 +139,7 @@ def list_(as_json: bool) -> None:
             }
             for name, each in sorted(contexts.values.items())
         ]
-        click.echo(json.dumps(rows, ensure_ascii=False))
+        print_json(rows)
         return
     if not contexts.values:
         click.echo("no contexts yet: liftpy context add NAME --nats URL")

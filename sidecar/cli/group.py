@@ -26,6 +26,10 @@ from sidecar.runtime.settings import Target
 
 F = TypeVar("F", bound=Callable[..., Any])
 Positions = Mapping[PartitionKey, int]
+_TO_SHOW = "--role reader --service groups"
+"""Permissions of the commands that show groups and cursors."""
+_TO_CHANGE = "--role reader --role member --service groups"
+"""Permissions of the commands that change groups and cursors."""
 
 
 @click.group(cls=HelpGroup, example="liftpy group show billing")
@@ -38,7 +42,7 @@ def group() -> None:
 @connection_options
 def list_(as_json: bool, target: Target) -> None:
     """List all consumer groups."""
-    groups = with_client(target, lambda client: client.groups.list())
+    groups = with_client(target, lambda client: client.groups.list(), permissions=_TO_SHOW)
     if as_json:
         print_json([dataclasses.asdict(one) for one in groups])
         return
@@ -60,7 +64,7 @@ def show(name: str, as_json: bool, target: Target) -> None:
         described = await client.groups.describe(name)
         return described, await _lags_of(client, described.positions)
 
-    described, lags = with_client(target, work)
+    described, lags = with_client(target, work, permissions=_TO_SHOW)
     owner = {place: member for member in described.members for place in member.owned}
     if as_json:
         members = [dataclasses.asdict(member) for member in described.members]
@@ -176,10 +180,10 @@ def _set_positions(
         print_table(("partition", heading, "new"), rows)
         return wanted
 
-    wanted = with_client(target, plan)
+    wanted = with_client(target, plan, permissions=_TO_CHANGE)
     if not may_act(dry_run, yes, question):
         return False
-    with_client(target, lambda client: write(client, wanted))
+    with_client(target, lambda client: write(client, wanted), permissions=_TO_CHANGE)
     return True
 
 
@@ -206,14 +210,14 @@ def reset(name: str, **choice: Any) -> None:
 def delete(name: str, dry_run: bool, yes: bool, target: Target) -> None:
     """Delete group or queue NAME and its committed positions. It must have no members and no unacked records."""
 
-    described = with_client(target, lambda client: client.groups.describe(name))
+    described = with_client(target, lambda client: client.groups.describe(name), permissions=_TO_CHANGE)
     contents = [count_of(len(described.members), "member"), count_of(len(described.positions), "committed position")]
     if queues := described.queues:
         returned, dead = sum(queue.returned for queue in queues), sum(queue.dead for queue in queues)
         contents.append(f"{count_of(len(queues), 'partition')} of a queue with {returned} returned and {dead} dead records")
     click.echo(f"{name}: {', '.join(contents)}")
     if may_act(dry_run, yes, f"delete {'queue' if queues else 'group'} {name} and its committed positions permanently?"):
-        with_client(target, lambda client: client.groups.delete(name))
+        with_client(target, lambda client: client.groups.delete(name), permissions=_TO_CHANGE)
         click.echo(f"group {name} deleted")
 
 
@@ -230,7 +234,7 @@ def cursor() -> None:
 @connection_options
 def list_cursors(as_json: bool, target: Target) -> None:
     """List all cursors."""
-    names = with_client(target, lambda client: client.cursors.list())
+    names = with_client(target, lambda client: client.cursors.list(), permissions=_TO_SHOW)
     if as_json:
         print_json(names)
     elif names:
@@ -249,7 +253,7 @@ def show_cursor(name: str, as_json: bool, target: Target) -> None:
     async def work(client: Client) -> list[PositionLag]:
         return await _lags_of(client, await client.cursors.describe(name))
 
-    lags = with_client(target, work)
+    lags = with_client(target, work, permissions=_TO_SHOW)
     if as_json:
         print_json(_lags_as_json(lags))
         return
@@ -282,9 +286,9 @@ def set_cursor(name: str, **choice: Any) -> None:
 def delete_cursor(name: str, dry_run: bool, yes: bool, target: Target) -> None:
     """Delete cursor NAME. A client that holds the cursor can no longer commit."""
 
-    positions = with_client(target, lambda client: client.cursors.describe(name))
+    positions = with_client(target, lambda client: client.cursors.describe(name), permissions=_TO_CHANGE)
     for key, at in sorted(positions.items()):
         click.echo(f"{name}: {key} at {at}")
     if may_act(dry_run, yes, f"delete cursor {name} permanently?"):
-        with_client(target, lambda client: client.cursors.delete(name))
+        with_client(target, lambda client: client.cursors.delete(name), permissions=_TO_CHANGE)
         click.echo(f"cursor {name} deleted")

@@ -40,7 +40,7 @@ from sidecar.cli.options import add_shared_options
 from sidecar.cli.output import OutputStalledError, discard_stdout, drop_stalled_output, make_output_stoppable
 
 NO_ANSWER = (
-    "Error: The standard input ended before the confirmation. Nothing was done. Run the command in a terminal, or confirm with its "
+    "The standard input ended before the confirmation. Nothing was done. Run the command in a terminal, or confirm with its "
     "option (--yes or --confirm)."
 )
 EXIT_FAILED = 1
@@ -277,12 +277,14 @@ def main(arguments: list[str] | None = None) -> None:
     atexit.register(gc.freeze)  # a last collection would take a quarter of the time of a short command
     with _ended_by_signals() as signals:
         _prepare_standard_streams(lambda: bool(signals) or _is_cancelled())
+        words = sys.argv[1:] if arguments is None else arguments
         try:
-            _run(sys.argv[1:] if arguments is None else arguments)
+            _run(words)
         except (click.Abort, KeyboardInterrupt, OutputStalledError) as error:
             drop_stalled_output()
             if isinstance(error.__context__, EOFError):
-                click.echo(f"\n{NO_ANSWER}", err=True)
+                click.echo(err=True)  # the end of the line with the question
+                _show(ConfigError(NO_ANSWER), as_json="--json" in words)
                 sys.exit(EXIT_USAGE)
             sys.exit(SIGNALED + signals[0] if signals else EXIT_INTERRUPTED)
 
@@ -297,7 +299,11 @@ def _run(arguments: list[str]) -> None:
     except click.ClickException as error:
         if isinstance(error, click.UsageError) and (text := new_name(error)):
             error = click.UsageError(text, error.ctx)
-        error.show()
+        if "--json" in arguments:
+            kind = ConfigError if isinstance(error, click.UsageError) else LiftError
+            _show(kind(error.format_message()), as_json=True)
+        else:
+            error.show()
         sys.exit(error.exit_code)
     except LiftError as error:
         _show(error, as_json="--json" in arguments)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import nats
@@ -111,6 +112,9 @@ def check_health(target: Target, level: str, node_id: str | None, probe: bool) -
 
     Returns:
         ``healthy``, ``silent`` (True without an answer), ``checks`` (one text line for each check) and ``verdict`` of the cluster.
+
+    Raises:
+        NotFoundError: The cluster has no node ``node_id``.
     """
     try:
         return asyncio.run(_collect_health(target, level, node_id, probe))
@@ -134,6 +138,10 @@ async def _collect_health(target: Target, level: str, node_id: str | None, probe
 
 async def _of_node(cluster: NodeRequests, level: str, node_id: str) -> dict[str, Any]:
     document = await fetch_health(cluster, node_id)
+    if document is None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_HEALTH_TIMEOUT_S):
+                await cluster.check_node(node_id)
     return _result(_node_lines(node_id, document, level), silent=document is None)
 
 

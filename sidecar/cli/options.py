@@ -13,7 +13,7 @@ import functools
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -206,6 +206,22 @@ def ask_consent(yes: bool, question: str, lines: Iterable[str] = ()) -> None:
         for line in lines:
             click.echo(line, err=True)
         click.confirm(question, abort=True, err=True)
+
+
+def warn_of_unmatched(stream: str, own: Sequence[str], subjects: Iterable[str], *, which: str) -> None:
+    """Print a warning for each filter in ``subjects`` that matches none of the subjects ``own`` of the partitions.
+
+    It is no error, because restored records may have other subjects. ``which``: clause about the partitions, such as "that are read".
+    """
+    from liftpy.core.wire.subjects import overlaps
+
+    for subject in subjects:
+        if not any(overlaps(subject, listened) for listened in own):
+            listens = own[0] if len(own) == 1 else f"{own[0]} to {own[-1]}"
+            click.echo(
+                f"Warning: --subject {subject} matches no subject of the partitions {which}: {stream} stores {listens}.",
+                err=True,
+            )
 
 
 def credential_options(function: F) -> F:

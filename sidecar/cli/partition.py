@@ -118,7 +118,8 @@ def transfer(stream: str, number: int, node: str, timeout_s: float, as_json: boo
             raise ConfigError(f"{stream}/{number} has no leader. To elect one: liftpy partition elect {stream} {number}")
         if node and node not in (replicas := _find(image, number).replicas):
             raise ConfigError(f"{node} has no replica of {stream}/{number}. Its replicas are on {', '.join(replicas)}.")
-        return await _move_and_wait(client, image, number, node, timeout_s=timeout_s)
+        preferred = _find(image, number).replicas[0]
+        return await _move_and_wait(client, image, number, node or preferred, timeout_s=timeout_s)
 
     _print_result(stream, *with_client(target, work), as_json)
 
@@ -180,31 +181,41 @@ def elect(
 @leader_timeout_option
 @json_option
 @connection_options
-def elect_preferred(only: str | None, timeout_s: float, as_json: bool, target: Target) -> None:
+def elect_preferred(only: str | None, timeout_s: float, as_json: bool, target: Target) -> int:
     """Transfer every leadership to the preferred leader, if that replica is in the ISR.
 
-    The preferred leader is the first replica of the partition.
+    The preferred leader is the first replica of the partition. Exit code 1: at least one leadership could not be transferred.
     """
 
-    async def work(client: Client) -> list[tuple[str, PartitionState]]:
+    async def work(client: Client) -> tuple[list[tuple[str, PartitionState]], list[str]]:
         state = await client.admin.describe_cluster(linearizable=True)
         if only is not None:
             state.stream(only)
         moves = [(key, node) for key, node in partitions_off_preferred_leader(state.image) if only in (None, key.stream)]
-        moved = []
+        moved: list[tuple[str, PartitionState]] = []
+        failed: list[str] = []
         for key, node in moves:
             image = state.stream(key.stream)
-            moved.append((key.stream, (await _move_and_wait(client, image, key.partition, node, timeout_s=timeout_s))[0]))
-        return moved
+            try:
+                partition_state, _ = await _move_and_wait(client, image, key.partition, node, timeout_s=timeout_s)
+            except (StaleRequestError, NotFoundError, ConfigError) as error:  # it concerns this partition only
+                failed.append(f"{key.stream}/{key.partition}: {error}")
+            else:
+                moved.append((key.stream, partition_state))
+        return moved, failed
 
-    moved = with_client(target, work)
+    moved, failed = with_client(target, work)
+    exit_code = 1 if failed else 0
     if as_json:
-        print_json({"moved": [_json(stream, image) for stream, image in moved]})
-        return
+        print_json({"moved": [_json(stream, image) for stream, image in moved], "failed": failed})
+        return exit_code
     for stream, image in moved:
         click.echo(f"{stream}/{image.partition} is led by {image.leader}")
+    for line in failed:
+        click.echo(f"not moved: {line}", err=True)
     every = "every partition with a preferred leader in the ISR is led by it"
-    click.echo(f"{count_of(len(moved), 'leadership')} moved" if moved else every)
+    click.echo(f"{count_of(len(moved), 'leadership')} moved" if moved or failed else every)
+    return exit_code
 
 
 def _find(image: StreamImage, number: int) -> PartitionState:
@@ -218,15 +229,23 @@ async def _move_and_wait(
 ) -> tuple[PartitionState, float]:
     """Request an election of ``node`` as leader, and wait until a leader is active. Return (partition, duration in seconds).
 
-    ``number``: number of the partition. ``unclean``: True to allow the loss of committed records. Raises UnavailableError after
-    ``timeout_s`` seconds.
+    ``number``: number of the partition. ``node``: '' for any. ``unclean``: True to allow the loss of committed records. Raises
+    UnavailableError after ``timeout_s`` seconds, StaleRequestError if another node leads, and NotFoundError if the stream was deleted.
     """
     began = time.monotonic()
     decided = (await client.admin.elect_leader(image.name, number, node, unclean=unclean, uid=image.uid)).state
     while True:
-        current = _find((await client.stream(image.name)).image, number)
+        now = (await client.stream(image.name)).image
+        if now.uid != image.uid:
+            raise NotFoundError(f"Stream {image.name} was deleted and created again during the election, which has ended.")
+        current = _find(now, number)
         took_s = time.monotonic() - began
         if current.status is PartitionStatus.ONLINE and current.epoch >= decided.epoch:
+            if current.leader != (node or current.leader):
+                raise StaleRequestError(
+                    f"{image.name}/{number} is led by {current.leader} instead of {node}, because {node} did not complete the "
+                    "election in time, or another request replaced this one. Check `liftpy status`, then run the command again."
+                )
             return current, took_s
         if took_s > timeout_s:
             raise UnavailableError(

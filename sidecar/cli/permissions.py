@@ -6,7 +6,7 @@ import click
 
 from liftpy.client import Client
 from liftpy.core.base.ids import check_name, check_publisher_subject
-from liftpy.core.wire.permissions import AccessRole, Scope, as_nats_conf, as_nsc, partition_subjects, rights_of
+from liftpy.core.wire.permissions import AccessRole, Scope, as_nats_conf, as_nsc, combined_rights, partition_subjects
 from liftpy.core.wire.subjects import check_inbox_prefixes
 from liftpy.errors import ConfigError
 from sidecar.cli.completion import STREAM
@@ -17,7 +17,14 @@ from sidecar.runtime.settings import Target
 
 
 @click.command(cls=HelpCommand, example="liftpy permissions --role reader --stream orders")
-@click.option("--role", required=True, type=click.Choice([role.value for role in AccessRole]), help="Purpose of the user.")
+@click.option(
+    "--role",
+    "role_names",
+    required=True,
+    multiple=True,
+    type=click.Choice([role.value for role in AccessRole]),
+    help="Purpose of the user. May be repeated, for a user with several purposes.",
+)
 @click.option(
     "--stream", "streams", type=STREAM, multiple=True, metavar="NAME", help="Allow only this stream. May be repeated."
 )
@@ -66,7 +73,7 @@ from sidecar.runtime.settings import Target
 )
 @connection_options
 def permissions(
-    role: str,
+    role_names: tuple[str, ...],
     streams: tuple[str, ...],
     subjects: tuple[str, ...],
     services: tuple[str, ...],
@@ -80,13 +87,13 @@ def permissions(
     With --inbox-prefix, the user receives replies under its own prefix. Its client needs the same option. With --principal, the
     changes of an operator carry this name. The command contacts the cluster only for a publisher with --stream and without --subject.
     """
-    wanted = AccessRole(role)
+    wanted = [AccessRole(name) for name in dict.fromkeys(role_names)]
     for name in streams:
         check_name(name, "stream")
     for name in services:
         if name != "*":
             check_name(name, "service")
-    if wanted is AccessRole.PUBLISHER and not subjects:
+    if AccessRole.PUBLISHER in wanted and not subjects:
         if not streams:
             raise ConfigError("Missing option: --subject, or --stream (for the subjects of a stream).")
         subjects = with_client(target, lambda client: _subjects_of(client, streams))
@@ -96,11 +103,11 @@ def permissions(
             raise ConfigError(
                 f"Invalid value for --reply-prefix: {prefix}. NATS permissions cannot match a part of a token. Name each prefix."
             )
-    if replies and wanted not in (AccessRole.SERVICE, AccessRole.NODE):
+    if replies and not {AccessRole.SERVICE, AccessRole.NODE} & set(wanted):
         raise ConfigError("--reply-prefix is only for the roles service and node. Remove it.")
     for subject in subjects:  # also those of the cluster, because users paste the output into a shell
         check_publisher_subject(subject)
-    if wanted is AccessRole.NODE and not subjects:
+    if AccessRole.NODE in wanted and not subjects:
         subjects = (">",)
     scope = Scope(
         target.namespace,
@@ -112,11 +119,11 @@ def permissions(
         replies,
         jetstream_api and check_name(jetstream_api, "domain"),
     )
-    permission_rules = rights_of(wanted, scope)
+    permission_rules = combined_rights(wanted, scope)
     click.echo(
         as_nats_conf(permission_rules)
         if form == "nats-conf"
-        else as_nsc(permission_rules, target.credentials.principal or role)
+        else as_nsc(permission_rules, target.credentials.principal or "-".join(role.value for role in wanted))
     )
 
 

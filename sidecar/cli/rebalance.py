@@ -229,7 +229,10 @@ async def _replaced_moves(client: Client, before: ClusterImage, plan: RebalanceP
     replaced = []
     for (stream, number), target in sorted(plan.targets.items()):
         place = image.find(stream, before.streams[stream].uid, number)
-        if place is not None and set(place[1].replicas) != set(target) and f"{stream}/{number}" not in refused_places:
+        if place is None or f"{stream}/{number}" in refused_places:
+            continue
+        is_done = place[1].leader == target[0] if plan.by == "leaders" else set(place[1].replicas) == set(target)
+        if not is_done:
             replaced.append(f"{stream}/{number}")
     return replaced
 

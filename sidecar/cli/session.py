@@ -12,7 +12,7 @@ import click
 import uvloop
 
 from liftpy.client import Client, connect
-from liftpy.errors import LiftError, NoMajorityError
+from liftpy.errors import LiftError, NoMajorityError, NotAllowedError
 from sidecar.cli.output import OutputStalledError
 from sidecar.runtime.settings import Target
 from sidecar.runtime.tasks import start_attended
@@ -24,7 +24,9 @@ MAJORITY_CHECK_DELAY_S = 0.25
 """Time after which a running command asks whether the controllers have a majority, in seconds."""
 
 
-def with_client(target: Target, work: Callable[[Client], Awaitable[T]], *, needs_majority: bool = True) -> T:
+def with_client(
+    target: Target, work: Callable[[Client], Awaitable[T]], *, needs_majority: bool = True, permissions: str = ""
+) -> T:
     """Run ``work`` with a Client of the cluster that ``target`` names.
 
     Args:
@@ -32,8 +34,10 @@ def with_client(target: Target, work: Callable[[Client], Awaitable[T]], *, needs
         work: The command.
         needs_majority: Whether the command is ended when it turns out that the controllers have no majority. False for commands that
             show or do something without one.
+        permissions: Options of ``liftpy permissions`` that print what the command needs, for the error. '': one role is enough.
 
     Raises:
+        NotAllowedError: The user lacks a permission.
         NoMajorityError: Too few controllers answer, some three seconds after the command began.
         UnavailableError: NATS or the cluster does not answer.
     """
@@ -45,7 +49,12 @@ def with_client(target: Target, work: Callable[[Client], Awaitable[T]], *, needs
         async with client:
             return await (_with_majority(client, work(client)) if needs_majority else work(client))
 
-    return run_cancellable(session())
+    try:
+        return run_cancellable(session())
+    except NotAllowedError as error:
+        if permissions:
+            error.args = (f"{error} This command needs those of `liftpy permissions {permissions}`.", *error.args[1:])
+        raise
 
 
 async def _with_majority(client: Client, work: Awaitable[T]) -> T:

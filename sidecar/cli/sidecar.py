@@ -56,6 +56,11 @@ logger = logging.getLogger("liftpy.node")
     help="Port of the status page and the metrics on the loopback interface. 0 means any free port, -1 disables it.",
 )
 @click.option(
+    "--probe-listen",
+    metavar="HOST:PORT",
+    help="Another address for /livez, /readyz and /metrics, such as the address of a pod. '' means none.  [default: none]",
+)
+@click.option(
     "--workers",
     type=int,
     metavar="N",

@@ -40,6 +40,7 @@ from sidecar.cli.options import (
     dry_run_option,
     json_option,
     timeout_option,
+    warn_of_unmatched,
 )
 from sidecar.cli.output import count_of, print_json, print_table
 from sidecar.cli.reassignment import follow, move_timeout_option, same_stream, wait_option
@@ -59,6 +60,8 @@ from sidecar.runtime.settings import Target
 _CHECK_EVERY_S = 0.5
 _COUNT_S = 10.0
 """Time to count the records that would be deleted, over all partitions, in seconds."""
+_TO_DELETE_RECORDS = "--role operator --role reader"
+"""Permissions of the commands that delete records. They ask the leaders for the bounds of the log, as readers do."""
 F = TypeVar("F", bound=Callable[..., Any])
 _yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation. The records are deleted permanently.")
 
@@ -118,6 +121,8 @@ def purge(
 
     async def plan(client: Client) -> list[_Deletion]:
         image, numbers = await _deleted_from(client, name, partition, where)
+        own = [data_subject(image.subject, number) for number in numbers]
+        warn_of_unmatched(name, own, subjects, which="that are purged")
         until = time.monotonic() + _COUNT_S
         return [
             await _count_purged_records(client, name, image.uid, number, subjects, keys, where, until) for number in numbers
@@ -129,11 +134,11 @@ def purge(
         if wait:
             await _wait_for_purges(client, name, {one.partition for one in counts}, timeout_s, quiet=as_json)
 
-    purged = with_client(target, plan)
+    purged = with_client(target, plan, permissions=_TO_DELETE_RECORDS)
     if not dry_run:
         found = (f"{name}/{one.partition}: {one.words} below offset {one.end_offset} match" for one in purged)
         ask_consent(yes, f"delete these records of stream {name} permanently?", found)
-        with_client(target, lambda client: carry_out(client, purged))
+        with_client(target, lambda client: carry_out(client, purged), permissions=_TO_DELETE_RECORDS)
     if as_json:
         counts = [one.as_object("end_offset", "at_least") for one in purged]
         print_json({"stream": name, "dry_run": dry_run, "waited": wait and not dry_run, "purged": counts})
@@ -265,11 +270,11 @@ def delete_records(
     def shown(one: _Deletion, begins: str, deleted: str) -> str:
         return f"{name}/{one.partition} {begins} with the batch of offset {one.end_offset}: {one.words} {deleted}"
 
-    deletions = with_client(target, plan)
+    deletions = with_client(target, plan, permissions=_TO_DELETE_RECORDS)
     if not dry_run:
         found = (shown(one, "would begin", "would be deleted") for one in deletions)
         ask_consent(yes, f"delete {_sum(deletions)} of stream {name} permanently?", found)
-        with_client(target, lambda client: carry_out(client, deletions))
+        with_client(target, lambda client: carry_out(client, deletions), permissions=_TO_DELETE_RECORDS)
     if as_json:
         rows = [one.as_object("offset", "at_most") for one in deletions]
         print_json({"stream": name, "dry_run": dry_run, "begins": rows})

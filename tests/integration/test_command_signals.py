@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from sidecar.dev.nats_server import NatsServer
 from tests.conftest import INTERRUPTIBLE_LIFTPY
+from tests.until import block_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 _ROUNDS = 60
@@ -70,6 +72,38 @@ def test_command_with_a_signal_in_a_callback_of_an_import_ends_by_the_signal(
 def test_command_with_a_signal_in_an_import_ends_by_the_signal(moment: str) -> None:
     ended = signaled(moment, signal.SIGTERM)
     assert (ended.returncode, ended.stderr.strip()) == (143, "")
+
+
+_STORE_WITHOUT_ANSWER = """
+import ctypes, sys
+from sidecar.backup.store import Store
+from sidecar.cli import session
+from sidecar.cli.main import main
+
+session.THREADS_S = 0.2
+
+def wait(store, *_):
+    ctypes.CDLL(None).system(f"touch {sys.argv[1]}; sleep 20".encode())  # a call of C that no signal ends
+
+Store.sizes = wait
+main(["backup", *sys.argv[2:]])
+"""
+
+
+@pytest.mark.parametrize(
+    "words", [("list",), ("verify",), ("prune", "--keep", "1"), ("restore", "--all")], ids=lambda words: words[0]
+)
+def test_backup_command_whose_store_does_not_answer_ends_by_the_signal(words: tuple[str, ...], tmp_path: Path) -> None:
+    """The main thread waited for the store and could not handle the signal."""
+    begun = tmp_path / "begun"
+    command = [sys.executable, "-c", _STORE_WITHOUT_ANSWER, str(begun), words[0], str(tmp_path), *words[1:]]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            block_until(begun.exists, "the command asks the store")
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(10) == 143
+        finally:
+            process.kill()
 
 
 @pytest.mark.long

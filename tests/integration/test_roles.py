@@ -19,7 +19,7 @@ import pytest
 from liftpy.client import Client, connect
 from liftpy.core.wire.permissions import USES, AccessRole, as_nats_conf, rights_of
 from liftpy.core.wire.subjects import JETSTREAM_INBOX
-from liftpy.errors import NotAllowedError
+from liftpy.errors import NotAllowedError, UnavailableError
 from liftpy.nats.parser import watch_denials
 from liftpy.nats.transport import open_connection
 from sidecar.dev.cluster import DevCluster
@@ -28,7 +28,7 @@ from tests import fork_server
 from tests.examples.echo import TIMES
 from tests.examples.processes import start_service
 from tests.integration.conftest import show
-from tests.integration.roles import NS, OUT, SCOPES, STREAM, SUBJECT, configuration, credentials
+from tests.integration.roles import ADMINISTRATOR_SCOPE, NS, OUT, SCOPES, STREAM, SUBJECT, configuration, credentials
 
 pytestmark = pytest.mark.processes
 
@@ -52,9 +52,10 @@ async def as_role(cluster: DevCluster, role: AccessRole) -> Client:
     return await connect(cluster.nats_url, NS, credentials=credentials(role))
 
 
-def liftpy(cluster: DevCluster, role: AccessRole, *words: str, text: str = "") -> subprocess.CompletedProcess[str]:
-    scope = SCOPES[role]
-    flags = ["--nats", cluster.nats_url, "--namespace", NS, "--user", role.value, "--inbox-prefix", scope.inbox_prefix]
+def liftpy(cluster: DevCluster, role: AccessRole | str, *words: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    scope = SCOPES[role] if isinstance(role, AccessRole) else ADMINISTRATOR_SCOPE
+    user = role.value if isinstance(role, AccessRole) else role
+    flags = ["--nats", cluster.nats_url, "--namespace", NS, "--user", user, "--inbox-prefix", scope.inbox_prefix]
     flags += ["--principal", scope.principal] if scope.principal else []
     return fork_server.run(
         [sys.executable, "-c", _MAIN, *words, *flags],
@@ -63,7 +64,7 @@ def liftpy(cluster: DevCluster, role: AccessRole, *words: str, text: str = "") -
         text=True,
         timeout=30,
         check=False,
-        env={"LIFTPY_PASSWORD": f"{role.value}-secret", "PYTHONPATH": str(Path(__file__).resolve().parents[2]), "PATH": "/bin"},
+        env={"LIFTPY_PASSWORD": f"{user}-secret", "PYTHONPATH": str(Path(__file__).resolve().parents[2]), "PATH": "/bin"},
     )
 
 
@@ -202,6 +203,52 @@ async def test_group_member_role_permissions_allow_commits_and_queue_acks(cluste
             jobs = await queue.take(1, timeout_s=30)
             await queue.ack(jobs)
         assert len(jobs) == 1
+
+
+async def test_backup_by_a_reader_that_may_ask_for_the_groups_has_their_positions(cluster: DevCluster, tmp_path: Path) -> None:
+    """The reader of the page on backups lacked the service, so backups failed from the first group on."""
+    async with asyncio.timeout(60), await as_role(cluster, AccessRole.MEMBER) as client:
+        stream = await client.stream(STREAM)
+        while True:
+            try:
+                await client.cursors.set("nightly", {stream.key(0): 0})
+                break
+            except UnavailableError:  # the coordinator is starting
+                await asyncio.sleep(0.1)
+    words = ("backup", "create", str(tmp_path), "--stream", STREAM)
+    created = await asyncio.to_thread(liftpy, cluster, AccessRole.READER, *words, "--json")
+    assert created.returncode == 0, created.stderr
+    assert "nightly" in json.loads(created.stdout)["cursors"]
+    refused = await asyncio.to_thread(liftpy, cluster, AccessRole.SERVICE, *words)
+    assert refused.returncode == 1
+    assert "`liftpy permissions --role reader --service groups`" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "needs"),
+    [
+        (("stream", "purge", STREAM, "--key", "k", "--yes"), "--role operator --role reader"),
+        (("stream", "delete-records", STREAM, "--before", "0", "--yes"), "--role operator --role reader"),
+        (("cursor", "list"), "--role reader --service groups"),
+        (
+            ("cursor", "set", "weekly", "--stream", STREAM, "--to", "earliest", "--yes"),
+            "--role reader --role member --service groups",
+        ),
+        (("group", "show", "nightly"), "--role reader --service groups"),
+    ],
+    ids=lambda given: " ".join(given[:2]) if isinstance(given, tuple) else "",
+)
+def test_cli_command_that_needs_several_roles_names_them_and_succeeds_with_them(
+    cluster: DevCluster, words: tuple[str, ...], needs: str
+) -> None:
+    assert (
+        liftpy(cluster, "administrator", "cursor", "set", "nightly", "--stream", STREAM, "--to", "new", "--yes").returncode == 0
+    )
+    refused = liftpy(cluster, AccessRole.OPERATOR, *words)
+    assert refused.returncode == 1
+    assert f"This command needs those of `liftpy permissions {needs}`." in refused.stderr
+    done = liftpy(cluster, "administrator", *words)
+    assert (done.returncode, done.stderr.count("NATS permissions")) == (0, 0), done.stderr
 
 
 def forged(role: AccessRole) -> list[str]:

@@ -15,6 +15,7 @@ Worked example: a reader of ``orders`` may publish on ``liftpy.info``, ``liftpy.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -157,6 +158,14 @@ def rights_of(role: AccessRole, scope: Scope) -> Permissions:
         (everything, *(subject for subject in subscribe if not subject.startswith(own))),
         (RESPONSES_MAX, RESPONSES_EXPIRE_S),
     )
+
+
+def combined_rights(roles: Iterable[AccessRole], scope: Scope) -> Permissions:
+    """Return the NATS permissions of one user that has several ``roles``."""
+    rights = [rights_of(role, scope) for role in roles]
+    publish = dict.fromkeys(subject for one in rights for subject in one.publish)
+    subscribe = dict.fromkeys(subject for one in rights for subject in one.subscribe)
+    return Permissions(tuple(publish), tuple(subscribe), max((one.responses for one in rights if one.responses), default=None))
 
 
 def _subjects(scope: Scope, queried: tuple[str, ...], uses: list[PermissionRow]) -> tuple[str, ...]:

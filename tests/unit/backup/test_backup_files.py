@@ -245,6 +245,21 @@ def test_backup_prune_keeps_files_of_a_running_backup(tmp_path: Path) -> None:
     assert one.backup == FIRST
 
 
+def test_backup_prune_keeps_files_of_a_backup_that_runs_for_days(tmp_path: Path) -> None:
+    """Its pieces were deleted after a day, if another backup had begun. The backup then failed at its end."""
+    store, _, _ = two_backups(tmp_path)
+    running, later = (f"{NOW + timedelta(hours=hours):%Y%m%dT%H%M%SZ}-0000000e" for hours in (0, 48))
+    piece = piece_path("orders", UID, 0, 5, running)
+    store.put(piece, b"being written")
+    store.put(running_path(later), b'{"since": ""}')
+    for renewed_h, is_alive in ((47, True), (24, False)):
+        renewed_ns = int((NOW + timedelta(hours=renewed_h)).timestamp()) * 10**9
+        store.put(running_path(running), json.dumps({"since": "", "renewed_ns": renewed_ns}).encode())
+        done = prune_backups(store, 2, NOW + timedelta(hours=48))
+        assert (running in done.waits_for, piece in files_of(tmp_path)) == (is_alive, is_alive)
+    assert running_path(running) not in files_of(tmp_path)
+
+
 class Meanwhile(Store):
     """A store that calls ``happens`` before the first removal of a prune."""
 

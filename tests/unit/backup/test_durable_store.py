@@ -260,6 +260,18 @@ async def test_backup_after_a_partial_one_of_other_streams_uses_the_pieces_of_th
     assert [piece in first.streams[0].partitions[0].pieces for piece in pieces] == [True, True, False]
 
 
+async def test_backup_after_one_of_another_namespace_uses_the_pieces_of_its_own_namespace(client: Any, tmp_path: Path) -> None:
+    """With the backups of two clusters in one store, each backup copied all records again."""
+    store = Store.at(str(tmp_path))
+    options = create.BackupOptions(piece_bytes=3 * client.log[0].header.size_bytes)
+    first = (await create.take_backup(client, store, options)).manifest
+    other = await create.take_backup(client, store, replace(options, namespace="other"))
+    assert other.manifest.since == ""
+    taken = (await create.take_backup(client, store, options)).manifest
+    assert taken.since == first.backup
+    assert taken.streams[0].partitions[0].pieces[0] == first.streams[0].partitions[0].pieces[0]
+
+
 async def test_backup_after_one_of_a_newer_version_uses_the_pieces_of_the_backup_before(client: Any, tmp_path: Path) -> None:
     store = Store.at(str(tmp_path))
     options = create.BackupOptions(piece_bytes=3 * client.log[0].header.size_bytes)
@@ -318,6 +330,28 @@ async def test_backup_to_a_full_disk_removes_its_partial_files(
         assert store.sizes("") == before, f"with {room_bytes} bytes left"
     disk.room_bytes = 1 << 30
     assert (await create.take_backup(client, full, options)).manifest.size_bytes == taken.manifest.size_bytes
+
+
+async def test_backup_renews_its_mark_as_long_as_it_runs_and_removes_it(
+    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(create, "MARK_INTERVAL_S", 0.0)
+    store, bounds = Store.at(str(tmp_path)), client.bounds
+    renewed: list[int] = []
+
+    async def slow_bounds(stream: str, number: int) -> Bounds:
+        """Answer when the mark has been renewed twice."""
+        async with asyncio.timeout(10):
+            while len(set(renewed)) < 3:
+                path = min(store.sizes("running"), key=len)  # another one is the new mark that is being written
+                renewed.append(json.loads(store.read(path))["renewed_ns"])
+                await asyncio.sleep(0)
+        return await bounds(stream, number)
+
+    client.bounds = slow_bounds
+    await create.take_backup(client, store, create.BackupOptions())
+    assert renewed == sorted(renewed)
+    assert store.sizes("running") == {}
 
 
 async def test_backup_cancelled_during_a_write_leaves_no_files(client: Any, tmp_path: Path) -> None:

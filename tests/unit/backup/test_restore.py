@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from click.testing import CliRunner
 from liftpy.client import Client
 from liftpy.client.group_admin import GroupRejectedError
 from liftpy.client.placement_plans import PlacementOptions, PlacementPlan
+from liftpy.client.replica_reads import DamagedRecordsError, ReplicaUnavailableError
 from liftpy.config import NO_QUOTA, DefaultQuota, SessionTimes, StreamConfig
 from liftpy.core.backup.manifest import CursorCopy, Manifest, PartitionCopy, StoredFile, StoredPiece, StreamCopy
 from liftpy.core.base.ids import PartitionKey
@@ -29,9 +31,19 @@ from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.request_limits import fit
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from liftpy.core.wire.subjects import Subjects
-from liftpy.errors import AlreadyExistsError, ConfigError, LiftError, NotFoundError, OutcomeUnknownError, UnavailableError
+from liftpy.core.wire.subjects import InboxRule, Subjects
+from liftpy.errors import (
+    AlreadyExistsError,
+    ConfigError,
+    CorruptionError,
+    LiftError,
+    NotFoundError,
+    OutcomeUnknownError,
+    UnavailableError,
+)
+from liftpy.nats.credentials import Credentials
 from liftpy.testing.memory import memory_cluster
+from sidecar.backup import drill as drill_module
 from sidecar.backup import restore as restore_module
 from sidecar.backup.drill import DrillResult
 from sidecar.backup.restore import (
@@ -45,16 +57,21 @@ from sidecar.backup.restore import (
     RestoreResult,
     StreamRestore,
     cluster_wide_of,
+    helper_node,
     set_cluster_wide,
     set_cursors,
 )
 from sidecar.cli import backup as module
+from sidecar.cli.main import exit_code
+from sidecar.cli.sidecar import sidecar as sidecar_command
+from sidecar.runtime.settings import SettingsLoader, Target
 from tests.flat_client import FlatClient
 from tests.unit.backup.stored import UID, two_backups
 from tests.unit.client.admins import admin_over
 from tests.unit.metadata.cluster_driver import Driver
 
 HELPER = "restore-0000000a"
+SOME_STREAM = StreamRestore(name="orders", into="orders", subject="shop.orders", config=StreamConfig())
 NEW_UID = "00000b-20"
 
 
@@ -69,6 +86,8 @@ class World(FlatClient):
         self.streams: dict[str, StreamImage] = {}
         self.fails: list[Exception] = []
         """What the next descriptions meet."""
+        self.copied = 0
+        """Position of the follower n2, as the leader n1 reports it."""
 
     @property
     def image(self) -> Any:
@@ -87,6 +106,10 @@ class World(FlatClient):
         if self.fails:
             raise self.fails.pop(0)
         return SimpleNamespace(image=self.image, controllers=())
+
+    async def node_status(self, node_id: str) -> Any:
+        row = {"uid": NEW_UID, "partition": 0, "phase": "LEADER_READY", "newest_offset": 99}
+        return {"partitions": [{**row, "followers": {"n2": {"position": self.copied}}}]}
 
     def __getattr__(self, name: str) -> Any:
         async def asked(*args: Any, **more: Any) -> None:
@@ -107,11 +130,11 @@ def a_restore(world: Any, manifest: Manifest, *into: str) -> Restore:
     return Restore(world, None, manifest, wishes, RestoreOptions(target=None))  # type: ignore[arg-type]
 
 
-def a_restore_with_streams(world: Any, manifest: Manifest, *into: str) -> Restore:
-    """Return a restore that has registered its helper, which has ended, and has created its streams."""
+def a_restore_with_streams(world: Any, manifest: Manifest, *into: str, is_created: bool = True) -> Restore:
+    """Return a restore that has registered its helper, which has ended, and has created its streams if ``is_created``."""
     restore = a_restore(world, manifest, *into)
     restore._helper, restore._registered = SimpleNamespace(running=False), True  # type: ignore[assignment]
-    for one in restore._streams:
+    for one in restore._streams if is_created else ():
         one.image = SimpleNamespace(uid=f"u-{one.wish.into}")  # type: ignore[assignment]
     return restore
 
@@ -201,6 +224,72 @@ async def test_restore_undo_returns_the_commands_for_everything_that_it_could_no
     assert second.startswith("liftpy node remove restore-")
 
 
+async def test_restore_that_fails_names_the_commands_for_what_it_could_not_remove(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World()
+    world.fails = [UnavailableError("nobody leads")]
+    restore = a_restore(world, manifest)
+    monkeypatch.setattr(
+        restore, "undo", AsyncMock(return_value=("liftpy stream delete orders", "liftpy node remove restore-1"))
+    )
+    with pytest.raises(UnavailableError, match=r"nobody leads.*liftpy stream delete orders; liftpy node remove restore-1"):
+        await restore.run()
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "code"),
+    [
+        (ReplicaUnavailableError("no responders"), UnavailableError, 3),
+        (DamagedRecordsError("a CRC is wrong", 4), CorruptionError, 1),
+    ],
+    ids=["unavailable", "damaged"],
+)
+async def test_drill_tells_a_replica_that_does_not_answer_from_one_that_differs(
+    error: Exception, kind: type[LiftError], code: int, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that restarted during the comparison looked like a damaged backup. The error also names a copy that remains."""
+    log = SimpleNamespace(start=0, end=10, state=None)
+    stream = SimpleNamespace(logs=[log], plan=(("n1",),), uid=NEW_UID, wish=SOME_STREAM)
+    restore = SimpleNamespace(
+        run=AsyncMock(return_value=RestoreResult([stream])),  # type: ignore[list-item]
+        undo=AsyncMock(return_value=("liftpy stream delete drill-1-0",)),
+    )
+    monkeypatch.setattr(drill_module, "Restore", lambda *_: restore)
+    monkeypatch.setattr(drill_module, "ReplicaReads", lambda *_: SimpleNamespace(batches=AsyncMock(side_effect=error)))
+    streams = {"orders": StreamImage("orders", UID, "shop.orders", StreamConfig(), ())}
+    monkeypatch.setattr(drill_module, "read_image", lambda *_: SimpleNamespace(streams=streams))
+    world = World()
+    world.__dict__["transport"] = None
+    with pytest.raises(kind, match=r"orders/0 on node n1 .*liftpy stream delete drill-1-0") as raised:
+        await drill_module.drill(world, None, manifest, RestoreOptions(target=Target()))  # type: ignore[arg-type]
+    assert exit_code(raised.value) == code
+    restore.undo.assert_awaited_once()
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+async def test_restore_whose_create_request_has_no_answer_removes_the_stream_if_it_is_its_own(
+    manifest: Manifest, is_own: bool
+) -> None:
+    """The stream and the helper remained, and the helper could not be removed."""
+    world = RealDecisions()
+    restore = a_restore_with_streams(world, manifest, "orders", is_created=False)
+
+    async def create_stream(*_: Any, **__: Any) -> None:
+        node = HELPER if is_own else "n1"
+        world.cluster.create(manual=[pb.ReplicaList(partition=0, replicas=[node])])
+        raise OutcomeUnknownError("no answer")
+
+    world.cluster.register("n1")
+    world.__dict__["create_stream"] = create_stream
+    with pytest.raises(OutcomeUnknownError):
+        await create_first_stream(restore)
+    assert await restore.undo() == ()
+    uid = world.image.streams["orders"].uid
+    deleted = [("delete_stream", "orders", uid)] if is_own else []
+    assert world.done == [*deleted, ("remove_node", HELPER)]
+
+
 @pytest.mark.parametrize("as_json", [False, True])
 def test_backup_drill_with_remaining_copies_exits_with_4(
     as_json: bool, manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -210,7 +299,7 @@ def test_backup_drill_with_remaining_copies_exits_with_4(
         backup=manifest.backup, streams=1, partitions=1, records=1, size_bytes=1, served_s=1.0, rto_s=1.0, compared_s=1.0,
         rpo_s=1.0, left=left,
     )  # fmt: skip
-    monkeypatch.setattr(module, "with_client", lambda *_: result)
+    monkeypatch.setattr(module, "with_client", lambda *_, **__: result)
     ended = CliRunner().invoke(module.drill_, [str(tmp_path), *(["--json"] if as_json else [])], standalone_mode=False)
     assert ended.return_value == 4
     assert (json.loads(ended.stdout)["left"] == list(left)) if as_json else (left[0] in ended.stderr)
@@ -229,6 +318,41 @@ async def test_restore_whose_helper_node_fails_to_start_removes_that_node(manife
     await restore.undo()
     ((asked, node),) = world.done
     assert (asked, node.startswith(PREFIX)) == ("remove_node", True)
+
+
+def test_restore_helper_with_the_settings_file_of_a_node_on_this_host_uses_none_of_its_addresses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The helper could not listen on the address of the node, and ended."""
+    config = tmp_path / "n1.toml"
+    config.write_text(
+        'node_id = "n1"\ndata = "/var/lib/liftpy"\nstatus_port = 8222\nprobe_listen = "10.0.0.7:8224"\nworkers = 4\n'
+        'jetstream_api = "shop"\nlog_level = "debug"\n[credentials]\nuser = "node"\npassword = "p"\n'
+    )
+    monkeypatch.setattr(restore_module, "DevNode", lambda *given: given)
+    options = RestoreOptions(target=Target(("nats://h:1",)), node_config=config)
+    node_id, command, environment, _ = helper_node(HELPER, tmp_path / "data", options, "n1,n2", "a")  # type: ignore[misc]
+    words = command[command.index("sidecar") + 1 :]
+    flags = sidecar_command.make_context("sidecar", words).params
+    settings = SettingsLoader(flags.pop("config"), flags, environment).load()
+    assert (settings.node_id, settings.data, settings.nats) == (node_id, tmp_path / "data", ("nats://h:1",))
+    assert (settings.status_port, settings.probe_listen, settings.jetstream_api, settings.workers) == (-1, "", "", 1)
+    assert (settings.credentials.user, settings.log_level) == ("node", "debug")
+
+
+@pytest.mark.parametrize("prefix", ["", "_INBOX_operator", "ops.inbox"])
+def test_restore_helper_with_the_credentials_of_an_operator_is_a_node_that_answers_the_operator(
+    prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The inbox prefix is a setting of clients. The helper rejected it and ended."""
+    monkeypatch.setattr(restore_module, "DevNode", lambda *given: given)
+    credentials = Credentials(user="operator", password="p", inbox_prefix=prefix, principal="operator")
+    options = RestoreOptions(target=Target(("nats://h:1",), credentials=credentials))
+    _, command, environment, _ = helper_node(HELPER, tmp_path / "data", options, "n1,n2", "a")  # type: ignore[misc]
+    flags = sidecar_command.make_context("sidecar", command[command.index("sidecar") + 1 :]).params
+    settings = SettingsLoader(flags.pop("config"), flags, environment).load()
+    assert settings.credentials == Credentials(user="operator", password="p")
+    assert InboxRule(settings.inbox_prefixes).allows(f"{prefix or '_INBOX'}.abc.1".encode())
 
 
 class RealDecisions(World):
@@ -319,6 +443,17 @@ async def test_restore_keeps_the_placement_policy_of_the_stream(
     world.cluster.register(HELPER)
     await create_first_stream(restore)
     assert world.image.streams["orders"].placement == (policy or "round-robin")
+
+
+async def test_restore_into_fewer_nodes_than_min_isr_uses_all_nodes(manifest: Manifest) -> None:
+    """A stream of three replicas could not be restored into a cluster of one node."""
+    world = RealDecisions("n1")
+    restore = a_restore(world, manifest)
+    [one] = await plan(restore, world, replicas=3, config=StreamConfig(min_isr=2))
+    assert one.plan == (("n1",),)
+    world.cluster.register(HELPER)
+    await create_first_stream(restore)
+    assert world.image.streams["orders"].config.min_isr == 2, "it counts again when there are more replicas"
 
 
 @pytest.mark.parametrize("policy", ["", "rack", "least-loaded"])
@@ -438,7 +573,7 @@ async def test_restore_that_is_canceled_reads_no_further_file_of_the_backup(tmp_
 async def test_restore_waits_for_replicas_across_a_metadata_leader_change(
     manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restore_module, "_CHECK_INTERVAL_S", 0.001)
+    monkeypatch.setattr(restore_module, "CHECK_INTERVAL_S", 0.001)
     now = [0.0]
     monkeypatch.setattr(restore_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     world, looks = World(), 0
@@ -461,6 +596,32 @@ async def test_restore_waits_for_replicas_across_a_metadata_leader_change(
         await restore._until(is_so, "copies")
 
 
+async def test_restore_waits_as_long_as_a_replica_copies_a_large_log(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The metadata do not change during the copy. A restore of 4 GiB in one partition failed after two minutes."""
+    monkeypatch.setattr(restore_module, "CHECK_INTERVAL_S", 0.001)
+    now = [0.0]
+    monkeypatch.setattr(restore_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    world, looks = World(), 0
+    world.has("n1", "n2")
+    world.streams["orders"] = replace(
+        world.streams["orders"], partitions=(replace(world.streams["orders"].partitions[0], leader="n1"),)
+    )
+
+    async def is_so() -> bool:
+        nonlocal looks
+        looks += 1
+        now[0] += restore_module.STALLED_S / 4
+        world.copied = min(looks, 30)
+        return False
+
+    async with asyncio.timeout(10):
+        with pytest.raises(UnavailableError, match="no progress"):
+            await a_restore(world, manifest)._until(is_so, "copies")
+    assert 34 <= looks <= 36, "until the replica copies nothing more"
+
+
 def of_three_partitions(manifest: Manifest) -> Manifest:
     """Return ``manifest`` with two more partitions, which are empty."""
     (stream,) = manifest.streams
@@ -473,7 +634,7 @@ async def test_restore_sets_group_positions_only_within_the_restored_log(
 ) -> None:
     now, asked = [0.0], []
     monkeypatch.setattr(restore_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(restore_module, "_AGAIN_S", 0)
+    monkeypatch.setattr(restore_module, "AGAIN_S", 0)
     answers: list[Exception | None] = [UnavailableError("begins"), OutcomeUnknownError("lost"), None]
 
     async def reset(name: str, positions: dict[PartitionKey, int]) -> None:
@@ -609,7 +770,7 @@ def test_restore_with_remaining_manual_steps_exits_with_4(
     image = ClusterImage(default_quota=QUOTA, session_times=TIMES)
     options: list[Any] = []
     monkeypatch.setattr(module, "read_image", lambda store, manifest: image)
-    monkeypatch.setattr(module, "_plan_stream_restore", lambda *_: None)
+    monkeypatch.setattr(module, "_plan_stream_restore", lambda *_: SOME_STREAM)
     monkeypatch.setattr(module, "RestoreOptions", lambda **given: options.append(given))
     monkeypatch.setattr(module, "with_client", lambda target, work, **_: done)
     left = any(one.why for one in settings)
@@ -625,6 +786,63 @@ def test_restore_with_remaining_manual_steps_exits_with_4(
     said = json.loads(as_json.output)
     assert as_json.return_value == (4 if left or "h" in cursors else 0)
     assert (said["cursors"], set(said["settings"])) == (cursors, {"default_quota", "session_times"} if settings else set())
+
+
+@pytest.mark.parametrize(
+    ("until", "warning"),
+    [
+        ("2020-01-31T12:00:00Z", ""),
+        ("2020-02-01T00:00:01Z", "was taken at 2020-02-01T00:00:00Z, before the time of --until"),
+        ("9", ""),
+        ("10", "orders/0 ends at offset 9 in backup b, below --until 10"),
+    ],
+)
+def test_restore_until_a_point_after_the_backup_prints_a_warning(
+    until: str, warning: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = replace(backup_of(10, 1, 0), created_ns=1_580_515_200 * 10**9)
+    manifest = replace(manifest, streams=(replace(manifest.streams[0], partitions=manifest.streams[0].partitions[:1]),))
+    stream = StreamImage("orders", UID, "shop.orders", StreamConfig(), ())
+    monkeypatch.setattr(module.Store, "newest", lambda *_: manifest)
+    monkeypatch.setattr(module, "read_image", lambda store, manifest: ClusterImage(streams={"orders": stream}))
+    monkeypatch.setattr(module, "with_client", lambda target, work, **_: RestoreResult([]))
+    words = [str(tmp_path), "--into", "orders", "--until", until, "--json"]
+    ended = CliRunner().invoke(module.restore, words, standalone_mode=False)
+    assert ended.return_value == 0
+    assert json.loads(ended.stdout)["backup"] == "b"
+    assert (warning in ended.stderr) if warning else not ended.stderr
+
+
+@pytest.mark.parametrize("option", ["", "--no-retention"])
+def test_restore_of_a_backup_that_is_older_than_the_retention_warns_or_keeps_the_records(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cluster deleted all records within seconds after the restore."""
+    config = StreamConfig(retention_age_s=86_400.0, retention_records=7, max_per_subject=3)
+    stream = StreamImage("orders", UID, "shop.orders", config, ())
+    restored: list[StreamConfig] = []
+
+    def restore(client: Any, store: Any, manifest: Any, wishes: list[StreamRestore], *_: Any) -> None:
+        restored.extend(one.config for one in wishes)
+
+    def with_client(target: Any, work: Any, **_: Any) -> RestoreResult:
+        with suppress(AttributeError):
+            work(None)
+        return RestoreResult([])
+
+    monkeypatch.setattr(module.Store, "newest", lambda *_: backup_of(10, 1, 0))
+    monkeypatch.setattr(module, "read_image", lambda store, manifest: ClusterImage(streams={"orders": stream}))
+    monkeypatch.setattr(module, "with_client", with_client)
+    monkeypatch.setattr(module, "Restore", restore)
+    words = [str(tmp_path), "--into", "orders-then", "--stream", "orders", *filter(None, [option])]
+    ended = CliRunner().invoke(module.restore, words, standalone_mode=False)
+    assert ended.return_value == 0, ended
+    if option:
+        assert restored == [StreamConfig(max_per_subject=3)]
+        assert "liftpy stream alter orders-then --retention-age 1d --retention-records 7" in ended.stderr
+    else:
+        assert restored == [config]
+        assert "all records of stream orders in backup b are older than its retention age (1d)" in ended.stderr
 
 
 def backup_of(end: int, epoch: int, position: int) -> Manifest:
@@ -650,6 +868,29 @@ async def orders() -> AsyncIterator[Client]:
         await client.create_stream("orders", "orders", partitions=2, replicas=2)
         await publish_ten(client)
         yield client
+
+
+async def test_restore_without_coordinators_ends_after_one_wait_for_all_groups_and_cursors(
+    orders: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each group and cursor waited a minute, one after another. A cluster of 500 groups took a whole day."""
+    now, attempts = [0.0], 0
+    monkeypatch.setattr(restore_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(restore_module, "AGAIN_S", 0.0)
+
+    async def refuse(name: str, positions: Any) -> None:
+        nonlocal attempts
+        attempts += 1
+        now[0] += 1.0
+        raise UnavailableError("no coordinator")
+
+    monkeypatch.setattr(orders.cursors, "set", refuse)
+    manifest = backup_of(10, 1, 4)
+    many = tuple(replace(manifest.cursors[0], name=f"reader{number}") for number in range(40))
+    uid = (await orders.stream("orders")).uid
+    results = await set_cursors(orders, replace(manifest, cursors=many), {"orders": uid})
+    assert results == {f"reader{number}": "no coordinator" for number in range(40)}
+    assert attempts < restore_module.COORDINATOR_S + 2 * len(many)
 
 
 async def publish_ten(client: Client) -> None:

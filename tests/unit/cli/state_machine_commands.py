@@ -18,7 +18,7 @@ from tests.unit.metadata.cluster_driver import Driver
 
 
 class Wire:
-    """A transport whose other end is the state machine. ``described`` is called before each description of the cluster."""
+    """A transport whose other end is the state machine. ``described`` is called before each description of the cluster or a stream."""
 
     def __init__(self, driver: Driver, described: Callable[[], Any] | None = None) -> None:
         self.driver, self.described = driver, described
@@ -26,7 +26,7 @@ class Wire:
 
     async def request(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
         request = frames.decode(payload, pb.ControlRequest)
-        if self.described is not None and request.HasField("describeCluster"):
+        if self.described is not None and request.WhichOneof("request") in ("describeCluster", "describeStream"):
             self.described()
         self.driver.now_ns += 1
         request.timeNs = self.driver.now_ns

@@ -57,6 +57,28 @@ def test_command_without_a_nats_server_exits_with_3_and_prints_the_url(words: li
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("words", "detail"),
+    [
+        (["stream", "alter", "orders"], "Nothing to change. Give --replicas or at least one setting."),
+        (["stream", "nonsense"], "No such command 'nonsense'."),
+        (["status", "--nonsense"], "No such option '--nonsense'."),
+        (["publish", "orders", "/nonexistent"], "'/nonexistent': No such file or directory"),
+        (["backup", "prune", "/tmp"], "Missing option '--keep'."),
+        (["node", "remove-data", "n1", "orders-1"], "The standard input ended before the confirmation."),
+    ],
+)
+def test_command_with_wrong_usage_prints_the_error_as_json(
+    words: list[str], detail: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    code, out, err = run(*words, "--json")
+    assert (code, out) == (2, "")
+    error = json.loads(err.splitlines()[-1])["error"]
+    assert (error["code"], error["retryable"]) == ("CONFIG", False)
+    assert detail in error["detail"]
+
+
 def test_publish_input_received_in_any_chunks_is_split_into_lines() -> None:
     async def lines(file: io.RawIOBase | io.BufferedIOBase) -> list[bytes]:
         return [line async for some in publish._lines(file) for line in some]  # type: ignore[arg-type]

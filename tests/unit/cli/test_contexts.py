@@ -242,3 +242,13 @@ def test_man_page_describes_each_command(run: Run) -> None:
     assert code == 0
     assert ".SS liftpy stream delete\\-records\n" in out
     assert not [line for line in out.splitlines() if line.startswith(("'", "..."))]
+
+
+def test_context_list_as_json_is_json_in_a_locale_without_utf_8(run: Run, home: Path) -> None:
+    """The path of a file had characters that another encoding lacks, or encodes as other bytes."""
+    creds = "/home/jürgen/🔑.creds"
+    assert run("context", "add", "prod", "--creds", creds)[0] == 0
+    code, out, _ = run("context", "list", "--json")
+    assert code == 0
+    assert out.isascii()
+    assert json.loads(out)[0]["creds_file"] == creds

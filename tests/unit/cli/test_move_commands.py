@@ -180,6 +180,11 @@ def test_rebalance_by_bytes_distributes_the_log_bytes_reported_by_the_nodes(run:
             {"reassign": pb.Reassign(stream="orders", partition=0, cancel=True)},
             "not moved: another request replaced or canceled the move of orders/0",
         ),
+        (
+            ("rebalance", "--by", "leaders"),
+            {"reassign": pb.Reassign(stream="orders", partition=0, cancel=True)},
+            "not moved: another request replaced or canceled the move of orders/0",
+        ),
     ],
     ids=lambda given: " ".join(given) if isinstance(given, tuple) else "",
 )
@@ -275,3 +280,46 @@ def test_partition_elect_unclean_of_a_stream_that_was_replaced_during_the_prompt
     code, said = run("partition", "elect", "orders", "0", "--unclean", "--timeout", "0.1")
     ((_, left),) = run.moved.partitions()
     assert (code, left.candidate, left.status.name) == (1, "", "OFFLINE"), said
+
+
+@pytest.mark.parametrize("command", ["transfer", "elect-preferred"])
+def test_partition_command_whose_node_does_not_become_leader_exits_with_1(
+    command: str, run: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The chosen node stops during the transfer. Then another node leads, and the exit code was 0."""
+    run.moved.driver.create(manual=[pb.ReplicaList(partition=n, replicas=["a", "b", "c"]) for n in range(2)])
+    if command == "elect-preferred":
+        for number in range(2):
+            run.moved.driver.ask(electLeader=pb.ElectLeader(stream="orders", partition=number, node="b"))
+        run.moved.promote()
+    step = run.moved.step
+
+    def stepped() -> list[str]:
+        chosen = {p.candidate for _, p in run.moved.partitions() if p.candidate}
+        if chosen and not run.moved.image.nodes[min(chosen)].fenced:
+            run.moved.down(min(chosen))
+        return step()
+
+    monkeypatch.setattr(run.moved, "step", stepped)
+    words = {"transfer": ("orders", "0", "--node", "b"), "elect-preferred": ()}
+    code, said = run("partition", command, *words[command], "--timeout", "2s")
+    assert code == 1, said
+    assert "orders/0 is led by" in said
+    assert f"instead of {'b' if command == 'transfer' else 'a'}" in said
+
+
+def test_partition_transfer_of_a_stream_that_is_recreated_meanwhile_reports_the_recreation(
+    run: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.moved.driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])
+    step = run.moved.step
+
+    def stepped() -> list[str]:
+        if any(p.candidate for _, p in run.moved.partitions()):
+            run.moved.driver.delete("orders")
+            run.moved.driver.create(manual=[pb.ReplicaList(partition=0, replicas=["b", "a"])])
+        return step()
+
+    monkeypatch.setattr(run.moved, "step", stepped)
+    code, said = run("partition", "transfer", "orders", "0", "--node", "b", "--timeout", "2s")
+    assert (code, "Stream orders was deleted" in said) == (1, True), said
