@@ -176,7 +176,9 @@ def audited(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Audit]]:
         by_node[self.node_id] = audit
         audit.watch(self.replica)
         for kind, act in self._do.items():
-            self._do[kind] = lambda effect, act=act: audit.carries_out(effect, lambda: act(effect))  # type: ignore[misc]
+            self._do[kind] = lambda shell, effect, act=act: audit.carries_out(  # type: ignore[misc]
+                effect, lambda: act(shell, effect)
+            )
 
     def sent(self: Network, way: Any, message: Any, arrive: Any) -> None:
         audit = by_node.get(way.sender)

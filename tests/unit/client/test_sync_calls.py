@@ -128,6 +128,7 @@ def test_sync_receipt_after_the_close_of_the_client_returns_its_ack() -> None:
                 publisher.flush()
                 one, many = producer.send(b"1"), producer.send_many([b"2", b"3"])
                 producer.flush()
+                cluster.kill("n1")
                 failed = producer.send_many([b"%d" % number for number in range(10)])
                 producer.close()
         assert acked.result().offset == 0

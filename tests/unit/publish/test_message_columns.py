@@ -1,4 +1,4 @@
-"""Test how messages become columns of a batch, and which headers of JetStream are supported."""
+"""Test how messages become columns of a batch, and which headers of JetStream are supported [A7]."""
 
 from __future__ import annotations
 

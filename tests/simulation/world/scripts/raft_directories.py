@@ -245,6 +245,7 @@ async def script_controllers_compare_their_images_and_one_differs(s: Stage) -> N
     """
     s.allow(
         "controllers with another image",
+        "entries_known",
         "metadata.controller_failed",
         "metadata.controller_out_of_service",
         "metadata.images_differ",
