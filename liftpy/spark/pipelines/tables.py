@@ -868,8 +868,8 @@ def _add_action(file: TableFile) -> Any:
 def stats_of(one: ArchivedRange) -> dict[str, Any]:
     """Return the statistics of a data file for readers of the Delta table.
 
-    The bounds of numbers are exact, because Spark answers MIN and MAX from them. The bounds of the time are rounded to milliseconds. They
-    may be wider than the values, but never narrower.
+    The bounds of numbers are exact, because Spark answers MIN and MAX from them. The bounds of the time are rounded to milliseconds.
+    They may be wider than the values, but never narrower.
     """
     first, last = (one.first_offset, one.last_offset) if one.first_offset >= 0 else (one.start_offset, one.end_offset - 1)
     least: dict[str, Any] = {"stream": one.stream, "partition": one.partition, "offset": first}
