@@ -72,6 +72,7 @@ def write_range(
         partition=planned.partition,
         start_offset=planned.start_offset,
         end_offset=planned.end_offset,
+        end_epoch=planned.last[1] if planned.last[0] == planned.end_offset - 1 else 0,
     )
     with _storage_errors(final):
         if not final.exists():
@@ -110,7 +111,7 @@ def write_range(
             rows, _ = write_file(final, noted(), schema, writing.compression, description)
             if not rows:
                 return with_deletes()
-        return _range_in_file(final, planned, name)
+        return replace(_range_in_file(final, planned, name), end_epoch=written.end_epoch)
 
 
 def write_file(

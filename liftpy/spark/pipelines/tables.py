@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from liftpy.core.base.ids import check_name, is_internal
 from liftpy.errors import ConfigError, DataLossError, FencedError, LiftError, NoSpaceError, NotFoundError, StorageError
-from liftpy.spark.offsets import EARLIEST, OTHERS
+from liftpy.spark.offsets import EARLIEST, OTHERS, StreamOffsets
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -54,6 +54,7 @@ MANIFEST = pa.schema(
         ("deletes_end_high", pa.int64()),
         ("first_offset", pa.int64()),
         ("last_offset", pa.int64()),
+        ("end_epoch", pa.int64()),
     ]
 )
 """Schema with one row per range: the fields of ArchivedRange."""
@@ -170,6 +171,7 @@ class ArchivedRange:
         deletes_end_high: Highest such offset.
         first_offset: Offset of the first record. -1: not known, or the range has no records.
         last_offset: Offset of the last record. -1: not known, or the range has no records.
+        end_epoch: LeaderEpoch of the record before ``end_offset``. 0: not known.
     """
 
     stream: str
@@ -186,6 +188,7 @@ class ArchivedRange:
     deletes_end_high: int = 0
     first_offset: int = -1
     last_offset: int = -1
+    end_epoch: int = 0
 
     @property
     def key(self) -> tuple[str, int]:
@@ -238,7 +241,7 @@ def marks_of(ranges: Iterable[ArchivedRange], query_id: str) -> set[str]:
     """Return the names of the marks that ``commit_of`` needs to commit ``ranges``."""
     wanted = {batch_mark(query_id)}
     for one in ranges:
-        wanted |= {mark(*one.key) for mark in (end_mark, deletes_mark, missed_mark)}
+        wanted |= {mark(*one.key) for mark in (end_mark, end_epoch_mark, deletes_mark, missed_mark)}
         wanted |= {uid_mark(one.stream, one.uid), stream_mark(one.stream)}
     return wanted
 
@@ -293,6 +296,8 @@ def commit_of(
                 new_marks[start_mark(*key)] = one.start_offset
             new_marks |= _tombstone_marks(one, marks, is_first=end is None)
             end = one.end_offset
+            if one.end_epoch or end_epoch_mark(*key) in marks:
+                new_marks[end_epoch_mark(*key)] = one.end_epoch
             new_marks |= {end_mark(*key): end, uid_mark(one.stream, one.uid): 1, stream_mark(one.stream): 1}
             marks = {**marks, **new_marks}
     return TableCommit(
@@ -380,20 +385,24 @@ def _check_follows(one: ArchivedRange, end: int, *, fail_on_data_loss: bool) -> 
 
 def starts_after(
     partitions: Mapping[tuple[str, int], str], marks: Mapping[str, int], otherwise: int
-) -> dict[str, dict[str, int | str]] | None:
+) -> dict[str, dict[str, Any]] | None:
     """Return startingOffsets for an archive that continues at the end of a table. None: the table has no records of its streams.
 
     ``partitions``: uid of the stream of each partition. ``marks``: values of the marks in the table. ``otherwise``: start of partitions
-    that the table does not have. Partitions that are added later begin at their first record.
+    that the table does not have. Partitions that are added later begin at their first record. If the marks have LeaderEpochs, the query
+    fails if an unclean election has lost archived records [R6].
     """
     known = {key for key in partitions if end_mark(*key) in marks}
     if not known:
         return None
-    starts: dict[str, dict[str, int | str]] = {}
+    starts: dict[str, dict[str, Any]] = {}
     for key, uid in sorted(partitions.items()):
         if key in known:
             check_uid(key[0], uid, marks)
-        starts.setdefault(key[0], {"uid": uid, OTHERS: EARLIEST})[str(key[1])] = marks.get(end_mark(*key), otherwise)
+        of_stream = starts.setdefault(key[0], {"uid": uid, OTHERS: EARLIEST})
+        of_stream[str(key[1])] = marks.get(end_mark(*key), otherwise)
+        if key in known and (epoch := marks.get(end_epoch_mark(*key), 0)):
+            of_stream.setdefault("epochs", {})[str(key[1])] = epoch
     return starts
 
 
@@ -541,6 +550,25 @@ def start_mark(stream: str, partition: int) -> str:
 def epoch_mark(stream: str, partition: int) -> str:
     """Return the name of the mark that stores the LeaderEpoch of the last record below the end offset. Value 0: not known."""
     return f"liftpy/{stream}/{partition}{_EPOCH}"
+
+
+def end_epoch_mark(stream: str, partition: int) -> str:
+    """Return the name of the mark that stores the LeaderEpoch of the last record that an archive has read. Value 0: not known.
+
+    Tables of old archives lack it.
+    """
+    return f"liftpy/{stream}/{partition}/end_epoch"
+
+
+def read_position(
+    marks: Mapping[str, int], uids: Mapping[tuple[str, int], str], epoch_of: Callable[[str, int], str]
+) -> StreamOffsets:
+    """Return the position up to which the table with these ``marks`` has read the partitions, with the LeaderEpochs.
+
+    ``uids``: uid of the stream of each partition. ``epoch_of``: function that returns the name of the mark of a LeaderEpoch.
+    """
+    ends = {key: marks[end_mark(*key)] for key in uids if end_mark(*key) in marks}
+    return StreamOffsets(ends, {key[0]: uid for key, uid in uids.items()}, {key: marks.get(epoch_of(*key), 0) for key in ends})
 
 
 def deletes_mark(stream: str, partition: int) -> str:
