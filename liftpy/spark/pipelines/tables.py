@@ -27,7 +27,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from liftpy.core.base.ids import check_name, is_internal
+from liftpy.core.base.ids import check_name, is_internal, quote
 from liftpy.errors import ConfigError, DataLossError, FencedError, LiftError, NoSpaceError, NotFoundError, StorageError
 from liftpy.spark.offsets import EARLIEST, OTHERS, StreamOffsets
 
@@ -81,8 +81,8 @@ _DELETES = "deletionVectors"
 _DISK_FULL = f"os error {errno.ENOSPC}"
 """Part of the text of delta-rs if the disk is full."""
 _COLOR, _BACKTRACE = re.compile(r"\x1b\[[0-9;]*m"), re.compile(r"\d+: ")
-_NOT_IN_PATHS = frozenset("%?*{}[]\\")
-"""Characters that the table formats take for a part of a URL, or Spark for a part of a pattern of file names."""
+_NOT_IN_PATHS = frozenset("%?*{}[]\\") | {chr(code) for code in (*range(32), 127)}
+"""Control characters, and those that the table formats take for a part of a URL, or Spark for a part of a pattern of file names."""
 _ADDING = ("WRITE", "CREATE TABLE")
 _US_PER_MS = 1000
 
@@ -612,7 +612,7 @@ def table_at(root: str | Path, kind: str = "") -> Table:
     folder = absolute_folder(root, "table directory")
     if wrong := sorted(_NOT_IN_PATHS & set(str(folder))):
         raise ConfigError(
-            f"The table directory {folder} contains {wrong[0]}, which tables do not support. Use another directory."
+            f"The table directory {quote(str(folder))} contains {wrong[0]!r}, which tables do not support. Use another directory."
         )
     there = "delta" if (folder / "_delta_log").is_dir() else "iceberg" if (folder / CATALOG).exists() else ""
     if kind and kind not in FORMATS:

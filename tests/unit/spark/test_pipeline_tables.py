@@ -354,7 +354,7 @@ def test_spark_archive_into_a_url_raises_config_error(path: str | Path) -> None:
         ArchivePlan(streams=("orders",), table="/data/orders", checkpoint=str(path))
 
 
-@pytest.mark.parametrize("name", ["50%", "orders?", "a*", "{a", "a}", "[a", "a]", "a\\b"])
+@pytest.mark.parametrize("name", ["50%", "orders?", "a*", "{a", "a}", "[a", "a]", "a\\b", "a\tb", "a\nb", "a\x7f"])
 def test_spark_archive_table_in_a_directory_with_a_character_of_urls_or_patterns_raises_config_error(
     tmp_path: Path, name: str
 ) -> None:
