@@ -70,6 +70,8 @@ _FILE = re.compile(r"([A-Za-z0-9_-]{1,64})-(\d{1,10})-(\d{20})-(\d{20})-([0-9a-f
 _LATEST = re.compile(r"latest-[0-9a-f]{32}\.parquet")
 _TEMPORARY = re.compile(r"\.(.+\.parquet)\.[0-9a-f]{32}\.tmp")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+_SECRETS_OF_URLS = re.compile(r"(?<=:/)/?[^/]*(?=@)|[?#].*", re.DOTALL)
+"""User and password of a URL, its query and its fragment. Each of them may be a secret."""
 _TAG_DIGITS = 12
 _MARK = "liftpy.mark."
 _START, _EPOCH = "/start", "/epoch"
@@ -636,7 +638,10 @@ def absolute_folder(path: str | Path, what: str) -> Path:
     Raises ConfigError for a URL. It would be taken for a directory of this machine.
     """
     if _URL.match(str(path)):
-        raise ConfigError(f"The {what} {path} is a URL. Use the path of a directory, which the driver and all executors share.")
+        shown = _SECRETS_OF_URLS.sub("…", str(path))
+        raise ConfigError(
+            f"The {what} {shown} is a URL. Use the path of a directory, which the driver and all executors share."
+        )
     return Path(path).expanduser().absolute()
 
 
