@@ -105,6 +105,8 @@ class BoundsWatch:
                 await asyncio.sleep(pause_s if waited else POLL_S)
         except LiftError:
             pass  # the catalog asks the leaders next, and raises the error if it lasts
+        except Exception as error:
+            _logger.warning("the watch of %s/%s has ended: %r; asking its leader", view.stream, view.partition, error)
         self.end()
 
 

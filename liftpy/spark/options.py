@@ -144,14 +144,17 @@ def _file(option: Option, text: str) -> str:
 
 
 def _parse_name(option: Option, text: str) -> str:
-    return check_name(text, option.name)
+    return check_name(_check_is_no_url(text, f"option {option.name}", option.name), option.name)
 
 
-def _check_is_no_url(text: str, what: str) -> str:
-    """Return ``text``. Raise ConfigError if it is a URL. The error has no part of the URL, which may have a password."""
+def _check_is_no_url(text: str, what: str, named: str = "stream") -> str:
+    """Return ``text``. Raise ConfigError if it is a URL. The error has no part of the URL, which may have a password.
+
+    ``named``: what the option names.
+    """
     if "://" in text or "@" in text:
         raise ConfigError(
-            f"The {what} is a URL, but it names a stream. Use the name of the stream, and set the option nats to the URL."
+            f"The {what} is a URL, but it names a {named}. Use the name of the {named}, and set the option nats to the URL."
         )
     return text
 

@@ -153,8 +153,8 @@ def counting_settings(setting: Callable[[str], str | None], *, streaming: bool) 
 def _explain_errors(round: Round | None, settings: Mapping[str, str] | None = None) -> Iterator[None]:
     """Convert errors of a task into SourceErrors whose text begins with the error code.
 
-    ``round``: round that the task writes, None: none. ``settings``: Spark settings on which the number of tasks depends, for the error
-    text.
+    ``round``: round that the task writes, None: none. ``settings``: settings on which the number of tasks and the partitions of the
+    rows depend, for the error text.
     """
     try:
         with with_error_code():
@@ -169,7 +169,8 @@ def _explain_errors(round: Round | None, settings: Mapping[str, str] | None = No
             raise SourceError(
                 (
                     f"[TASKS_CHANGED] Batch {round.number} of {round.run} was started with other settings, which can "
-                    "change the number of tasks. A second run would store its records twice. This task stored nothing. "
+                    "change the number of tasks or the partitions of the rows. A second run would store its records twice. This "
+                    "task stored nothing. "
                     f"The settings are now: {setting_texts}. Run the batch again with the first settings and number of cores. "
                     f"{_FIX_COUNT}"
                 ),
@@ -264,8 +265,10 @@ def write_round(
     Raises:
         SourceError: The rows could not be stored. The text begins with the code.
     """
-    round = round._replace(plan=crc32c.crc32c(repr(sorted(settings.items())).encode()) % MAX_PLAN + 1)
-    with _explain_errors(round, settings):
+    # rows without a key go to the partitions in turn, so their order decides their partitions
+    planned = settings if options.by_content else {**settings, "order": "plan"}
+    round = round._replace(plan=crc32c.crc32c(repr(sorted(planned.items())).encode()) % MAX_PLAN + 1)
+    with _explain_errors(round, {**settings, "order": "content" if options.by_content else "plan"}):
         rows = gather_rows(whole_input(batches), options)
 
         async def send() -> WriteResult:

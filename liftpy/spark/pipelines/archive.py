@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from liftpy.client.arguments import check_count, check_number
-from liftpy.errors import ConfigError, FencedError, LiftError, NotFoundError, StorageError
+from liftpy.errors import ConfigError, DataLossError, FencedError, LiftError, NotFoundError, StorageError
 from liftpy.spark.catalog import Catalog
 from liftpy.spark.failures import WorkerStartError, unwrap_spark_errors, with_error_code
 from liftpy.spark.offsets import EARLIEST, OffsetSpec
@@ -37,19 +37,21 @@ from liftpy.spark.pipelines.tables import (
     check_streams,
     check_table_columns,
     commit_of,
+    end_epoch_mark,
     end_mark,
     epoch_mark,
     is_temporary,
     marks_of,
     parse_file,
     read_files,
+    read_position,
     starts_after,
     state_of,
     stream_mark,
     table_at,
     uid_mark,
 )
-from liftpy.spark.planning import Views, resolve_starts
+from liftpy.spark.planning import Views, cut_text, resolve_starts
 from liftpy.spark.process_connection import link_to
 from liftpy.spark.schema import arrow_schema
 
@@ -115,6 +117,8 @@ def whole(spark: SparkSession, table: str, stream: str, options: Mapping[str, st
     source = SourceOptions.parse(settings)
     views = Catalog(link_to(source.access), source).views()
     marks = {end_mark(*key) for key in views} | {uid_mark(stream, view.uid) for view in views.values()}
+    if source.fail_on_data_loss:
+        marks |= {end_epoch_mark(*key) for key in views}
     directory = table_at(table)
     state = state_of(directory, marks)
     if source.fail_on_data_loss:
@@ -583,7 +587,9 @@ def _uids(views: Views) -> dict[tuple[str, int], str]:
 
 def _state(table: Table, options: SourceOptions, views: Views) -> TableState | None:
     uids = {view.stream: view.uid for view in views.values()}
-    marks = {mark(*key) for key in views for mark in (end_mark, epoch_mark)} | {stream_mark(stream) for stream in uids}
+    marks = {mark(*key) for key in views for mark in (end_mark, epoch_mark, end_epoch_mark)} | {
+        stream_mark(stream) for stream in uids
+    }
     state = table.state(marks | {uid_mark(*one) for one in uids.items()})
     if state is not None:
         check_has_all_records(state, str(table.root))
@@ -591,7 +597,21 @@ def _state(table: Table, options: SourceOptions, views: Views) -> TableState | N
         check_streams(state, uids)
         if options.fail_on_data_loss:
             table.check_rollback(state)
+            _check_last_records(table, state, options, views)
     return state
+
+
+def _check_last_records(table: Table, state: TableState, options: SourceOptions, views: Views) -> None:
+    """Raise DataLossError if an unclean election has lost records that the table has [R6]."""
+    known = read_position(state.marks, _uids(views), end_epoch_mark)
+    if not known.lasts:
+        return
+    now = Catalog(link_to(options.access), options).views(known=[known])
+    if lost := [cut_text(view) for view in now.values() if view.cut_at is not None]:
+        raise DataLossError(
+            f"Table {table.root} has records that the stream has lost. {'; '.join(lost)}. Archive into another table. To keep the lost "
+            "records, and to continue at the end of the table, set failOnDataLoss=false."
+        )
 
 
 def _starts_to_continue(plan: ArchivePlan, table: Table, options: SourceOptions) -> str | None:
@@ -607,5 +627,8 @@ def _starts_to_continue(plan: ArchivePlan, table: Table, options: SourceOptions)
         return None
     views = Catalog(link_to(options.access), options).views()
     table_state = _state(table, options, views)
-    starts = starts_after(_uids(views), table_state.marks if table_state else {}, EARLIEST)
+    known = table_state.marks if table_state else {}
+    if not options.fail_on_data_loss:  # the query would begin before the end of the table
+        known = {mark: value for mark, value in known.items() if mark not in {end_epoch_mark(*key) for key in views}}
+    starts = starts_after(_uids(views), known, EARLIEST)
     return None if starts is None else json.dumps(starts)

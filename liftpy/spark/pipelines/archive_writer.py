@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import uuid
@@ -72,6 +73,7 @@ def write_range(
         partition=planned.partition,
         start_offset=planned.start_offset,
         end_offset=planned.end_offset,
+        end_epoch=planned.last[1] if planned.last[0] == planned.end_offset - 1 else 0,
     )
     with _storage_errors(final):
         if not final.exists():
@@ -110,7 +112,7 @@ def write_range(
             rows, _ = write_file(final, noted(), schema, writing.compression, description)
             if not rows:
                 return with_deletes()
-        return _range_in_file(final, planned, name)
+        return replace(_range_in_file(final, planned, name), end_epoch=written.end_epoch)
 
 
 def write_file(
@@ -125,7 +127,7 @@ def write_file(
     ``metadata``: returns the metadata of the file, from the number of its rows.
     """
     with _storage_errors(final):
-        final.parent.mkdir(parents=True, exist_ok=True)
+        _make_directory(final.parent)
         temporary_path, rows = final.with_name(temporary(final.name, uuid.uuid4().hex)), 0
         try:
             with pq.ParquetWriter(temporary_path, schema, compression=compression, use_dictionary=_FEW_VALUES) as writer:
@@ -188,6 +190,15 @@ def _range_in_file(final: Path, planned: PlannedRange, name: FileName) -> Archiv
             "the archive again."
         )
     return ArchivedRange(**{**asdict(written), "size_bytes": final.stat().st_size})
+
+
+def _make_directory(path: Path) -> None:
+    """Create the directory ``path`` and those above it, and flush each directory that gets a new one."""
+    new = list(itertools.takewhile(lambda one: not one.exists(), (path, *path.parents)))
+    path.mkdir(parents=True, exist_ok=True)
+    for one in new:
+        with contextlib.suppress(PermissionError):  # a directory that may be written but not read
+            _flush(one.parent)
 
 
 def _flush(path: Path) -> None:

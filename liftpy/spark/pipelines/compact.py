@@ -32,12 +32,14 @@ from liftpy.spark.pipelines.tables import (
     check_is_no_archive,
     check_table_columns,
     check_uid,
+    end_epoch_mark,
     end_mark,
     epoch_mark,
     latest_path,
     missed_mark,
     parse_file,
     read_files,
+    read_position,
     start_mark,
     state_of,
     table_at,
@@ -240,7 +242,7 @@ def next_step(plan: CompactPlan, output: Table) -> CompactStep:
     """
     views = _views(plan)
     uid = next(iter(views.values())).uid
-    marks = {mark(*key) for key in views for mark in (end_mark, epoch_mark, start_mark, missed_mark)}
+    marks = {mark(*key) for key in views for mark in (end_mark, epoch_mark, end_epoch_mark, start_mark, missed_mark)}
     marks |= {uid_mark(plan.stream, uid)}
     there = output.state(marks)
     if there is not None:
@@ -259,8 +261,9 @@ def next_step(plan: CompactPlan, output: Table) -> CompactStep:
                 raise NotFoundError(
                     f"Table {what} has no records of stream {plan.stream}. Check the table path and the stream name."
                 )
-    if before is not None:
-        _check_read_records(plan, before.marks, uid, views)
+    for state, epoch_of in ((before, epoch_mark), (archive, end_epoch_mark)):
+        if state is not None:
+            _check_read_records(plan, read_position(state.marks, dict.fromkeys(views, uid), epoch_of))
     firsts = archive_starts(archive, views)
     starts, cuts, ends = steps_of(views, before.marks if before else {}, archive.marks if archive else {}, firsts)
     known = {key for key in views if (before and end_mark(*key) in before.marks) or cuts[key] > starts[key]}
@@ -286,11 +289,9 @@ def _views(plan: CompactPlan, known: Sequence[StreamOffsets] = ()) -> Views:
     return Catalog(link_to(options.access), options).views(known=known)
 
 
-def _check_read_records(plan: CompactPlan, marks: Mapping[str, int], uid: str, views: Views) -> None:
-    """Raise DataLossError if an unclean election has lost records that the output, which has ``marks``, has read."""
-    ends = {key: marks[end_mark(*key)] for key in views if end_mark(*key) in marks}
-    epochs = {key: marks.get(epoch_mark(*key), 0) for key in ends}
-    now = _views(plan, [StreamOffsets(ends, {plan.stream: uid}, epochs)])
+def _check_read_records(plan: CompactPlan, read: StreamOffsets) -> None:
+    """Raise DataLossError if an unclean election has lost records before the position ``read`` of a table."""
+    now = _views(plan, [read])
     if lost := [cut_text(view) for view in now.values() if view.cut_at is not None]:
         raise DataLossError(f"{'; '.join(lost)}. Run once with --rebuild and without --table.")
 

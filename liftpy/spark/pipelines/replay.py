@@ -9,6 +9,8 @@ and the driver may fail at any time.
 from __future__ import annotations
 
 import contextlib
+import itertools
+import logging
 import math
 import threading
 import time
@@ -124,6 +126,23 @@ def shares_of_files(planned: Iterable[PlannedRange], files: Mapping[tuple[str, i
     ]
 
 
+def gaps_in(share: ReplayShare) -> Iterator[str]:
+    """Yield a text about each part of the range of ``share`` for which the archive has no file.
+
+    The archive may have accepted that records were lost. Or the stream is compacted, and had no records there.
+    """
+    planned = share.planned
+    names = filter(None, (parse_file(file.rpartition("/")[2]) for file in share.files))
+    position = planned.start_offset
+    for start, end in [*((name.start_offset, name.end_offset) for name in names), (planned.end_offset, planned.end_offset)]:
+        if start > position:
+            yield (
+                f"{planned}: the archive has no records of offsets [{position}, {start}). They were lost before it read them, or "
+                "compaction had removed them"
+            )
+        position = max(position, end)
+
+
 class RateLimit:
     """Says how long a task waits between the parts that it sends, so that it stays below a rate.
 
@@ -149,6 +168,7 @@ class RateLimit:
         return max(0.0, self._next_s - now_s)
 
 
+_logger = logging.getLogger(__name__)
 COLUMNS = ("key", "value", "headers", "offset")
 _PATIENCE_S = 120.0
 _SLOWEST_BYTES_S = 100_000
@@ -234,7 +254,7 @@ class ShareDone:
 
 
 def shares_to_replay(plan: ReplayPlan) -> list[ReplayShare]:
-    """Return the parts that ``replay`` would write now. Write nothing.
+    """Return the parts that ``replay`` would write now. Write nothing. Log the records of the range that the source lacks.
 
     Args:
         plan: Source, target and options.
@@ -272,7 +292,7 @@ def shares_to_replay(plan: ReplayPlan) -> list[ReplayShare]:
         views = Catalog(link, options).views(starting=starting, ending=ending, known=known)
         check_spec_uids((starting, ending), {view.stream: view.uid for view in views.values()})
     starts, ends = resolve_starts(starting, views), resolve_ends(ending, views)
-    ranges, _ = plan_ranges(views, starts, ends, fail_on_data_loss=options.fail_on_data_loss)
+    ranges, losses = plan_ranges(views, starts, ends, fail_on_data_loss=options.fail_on_data_loss)
     ranges = with_moving_ends(ranges, ending, views)
     if lacking := [one.partition for one in ranges if plan.keep_partitions and (plan.target, one.partition) not in target]:
         raise ConfigError(
@@ -283,7 +303,11 @@ def shares_to_replay(plan: ReplayPlan) -> list[ReplayShare]:
         raise ConfigError(
             f"{large[0]} has more than {MAX_RECORDS} records. Replay it in parts (--from, --until), each with its own --name."
         )
-    return shares_of_files(ranges, files) if plan.table else [ReplayShare(one) for one in ranges]
+    shares = shares_of_files(ranges, files) if plan.table else [ReplayShare(one) for one in ranges]
+    gaps = map(gaps_in, shares) if plan.table else ()
+    for text in itertools.chain(losses, *gaps):
+        _logger.warning("%s; replaying the rest", text)
+    return [share for share in shares if share.files or not plan.table]
 
 
 def replay(spark: SparkSession, plan: ReplayPlan, tell: Callable[[int], None] = lambda grown: None) -> list[ShareDone]:

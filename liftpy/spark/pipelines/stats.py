@@ -237,11 +237,10 @@ def stats(
         )
         for key, start in sorted(starts.items())
     }
+    for planned in ranges:  # retention may have deleted the records before it
+        totals[planned.stream, planned.partition].measures.start_offset = planned.start_offset
     for piece, measured in zip(pieces, spread(measure, pieces, spark=spark, tasks=tasks, tell=tell), strict=True):
-        one = totals[piece.stream, piece.partition].measures
-        if not one.records:
-            one.start_offset = piece.start_offset
-        one.join(measured)
+        totals[piece.stream, piece.partition].measures.join(measured)
         losses += measured.losses.values()
     _as_wide(one.measures for one in totals.values())
     return StatsReport(list(totals.values()), losses)
@@ -516,7 +515,9 @@ class RangeStats:
 
     def finish(self) -> None:
         """Calculate the number of missing offsets. Call it after the last record."""
-        lost = sum(end - start for start, end in self.losses)
+        lost = reached = 0
+        for start, end in sorted(self.losses):  # the reader may report a part of a loss again
+            lost, reached = lost + max(0, end - max(start, reached)), max(end, reached)
         self.missing = self.end_offset - self.start_offset - self.records - lost
 
     def size_below(self, share: float) -> int:

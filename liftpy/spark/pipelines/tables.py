@@ -27,9 +27,9 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from liftpy.core.base.ids import check_name, is_internal
+from liftpy.core.base.ids import check_name, is_internal, quote
 from liftpy.errors import ConfigError, DataLossError, FencedError, LiftError, NoSpaceError, NotFoundError, StorageError
-from liftpy.spark.offsets import EARLIEST, OTHERS
+from liftpy.spark.offsets import EARLIEST, OTHERS, StreamOffsets
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -54,6 +54,7 @@ MANIFEST = pa.schema(
         ("deletes_end_high", pa.int64()),
         ("first_offset", pa.int64()),
         ("last_offset", pa.int64()),
+        ("end_epoch", pa.int64()),
     ]
 )
 """Schema with one row per range: the fields of ArchivedRange."""
@@ -69,6 +70,8 @@ _FILE = re.compile(r"([A-Za-z0-9_-]{1,64})-(\d{1,10})-(\d{20})-(\d{20})-([0-9a-f
 _LATEST = re.compile(r"latest-[0-9a-f]{32}\.parquet")
 _TEMPORARY = re.compile(r"\.(.+\.parquet)\.[0-9a-f]{32}\.tmp")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+_SECRETS_OF_URLS = re.compile(r"(?<=:/)/?[^/]*(?=@)|[?#].*", re.DOTALL)
+"""User and password of a URL, its query and its fragment. Each of them may be a secret."""
 _TAG_DIGITS = 12
 _MARK = "liftpy.mark."
 _START, _EPOCH = "/start", "/epoch"
@@ -80,8 +83,8 @@ _DELETES = "deletionVectors"
 _DISK_FULL = f"os error {errno.ENOSPC}"
 """Part of the text of delta-rs if the disk is full."""
 _COLOR, _BACKTRACE = re.compile(r"\x1b\[[0-9;]*m"), re.compile(r"\d+: ")
-_NOT_IN_PATHS = frozenset("%?*{}[]\\")
-"""Characters that the table formats take for a part of a URL, or Spark for a part of a pattern of file names."""
+_NOT_IN_PATHS = frozenset("%?*{}[]\\") | {chr(code) for code in (*range(32), 127)}
+"""Control characters, and those that the table formats take for a part of a URL, or Spark for a part of a pattern of file names."""
 _ADDING = ("WRITE", "CREATE TABLE")
 _US_PER_MS = 1000
 
@@ -170,6 +173,7 @@ class ArchivedRange:
         deletes_end_high: Highest such offset.
         first_offset: Offset of the first record. -1: not known, or the range has no records.
         last_offset: Offset of the last record. -1: not known, or the range has no records.
+        end_epoch: LeaderEpoch of the record before ``end_offset``. 0: not known.
     """
 
     stream: str
@@ -186,6 +190,7 @@ class ArchivedRange:
     deletes_end_high: int = 0
     first_offset: int = -1
     last_offset: int = -1
+    end_epoch: int = 0
 
     @property
     def key(self) -> tuple[str, int]:
@@ -238,7 +243,7 @@ def marks_of(ranges: Iterable[ArchivedRange], query_id: str) -> set[str]:
     """Return the names of the marks that ``commit_of`` needs to commit ``ranges``."""
     wanted = {batch_mark(query_id)}
     for one in ranges:
-        wanted |= {mark(*one.key) for mark in (end_mark, deletes_mark, missed_mark)}
+        wanted |= {mark(*one.key) for mark in (end_mark, end_epoch_mark, deletes_mark, missed_mark)}
         wanted |= {uid_mark(one.stream, one.uid), stream_mark(one.stream)}
     return wanted
 
@@ -293,6 +298,8 @@ def commit_of(
                 new_marks[start_mark(*key)] = one.start_offset
             new_marks |= _tombstone_marks(one, marks, is_first=end is None)
             end = one.end_offset
+            if one.end_epoch or end_epoch_mark(*key) in marks:
+                new_marks[end_epoch_mark(*key)] = one.end_epoch
             new_marks |= {end_mark(*key): end, uid_mark(one.stream, one.uid): 1, stream_mark(one.stream): 1}
             marks = {**marks, **new_marks}
     return TableCommit(
@@ -380,20 +387,24 @@ def _check_follows(one: ArchivedRange, end: int, *, fail_on_data_loss: bool) -> 
 
 def starts_after(
     partitions: Mapping[tuple[str, int], str], marks: Mapping[str, int], otherwise: int
-) -> dict[str, dict[str, int | str]] | None:
+) -> dict[str, dict[str, Any]] | None:
     """Return startingOffsets for an archive that continues at the end of a table. None: the table has no records of its streams.
 
     ``partitions``: uid of the stream of each partition. ``marks``: values of the marks in the table. ``otherwise``: start of partitions
-    that the table does not have. Partitions that are added later begin at their first record.
+    that the table does not have. Partitions that are added later begin at their first record. If the marks have LeaderEpochs, the query
+    fails if an unclean election has lost archived records [R6].
     """
     known = {key for key in partitions if end_mark(*key) in marks}
     if not known:
         return None
-    starts: dict[str, dict[str, int | str]] = {}
+    starts: dict[str, dict[str, Any]] = {}
     for key, uid in sorted(partitions.items()):
         if key in known:
             check_uid(key[0], uid, marks)
-        starts.setdefault(key[0], {"uid": uid, OTHERS: EARLIEST})[str(key[1])] = marks.get(end_mark(*key), otherwise)
+        of_stream = starts.setdefault(key[0], {"uid": uid, OTHERS: EARLIEST})
+        of_stream[str(key[1])] = marks.get(end_mark(*key), otherwise)
+        if key in known and (epoch := marks.get(end_epoch_mark(*key), 0)):
+            of_stream.setdefault("epochs", {})[str(key[1])] = epoch
     return starts
 
 
@@ -543,6 +554,25 @@ def epoch_mark(stream: str, partition: int) -> str:
     return f"liftpy/{stream}/{partition}{_EPOCH}"
 
 
+def end_epoch_mark(stream: str, partition: int) -> str:
+    """Return the name of the mark that stores the LeaderEpoch of the last record that an archive has read. Value 0: not known.
+
+    Tables of old archives lack it.
+    """
+    return f"liftpy/{stream}/{partition}/end_epoch"
+
+
+def read_position(
+    marks: Mapping[str, int], uids: Mapping[tuple[str, int], str], epoch_of: Callable[[str, int], str]
+) -> StreamOffsets:
+    """Return the position up to which the table with these ``marks`` has read the partitions, with the LeaderEpochs.
+
+    ``uids``: uid of the stream of each partition. ``epoch_of``: function that returns the name of the mark of a LeaderEpoch.
+    """
+    ends = {key: marks[end_mark(*key)] for key in uids if end_mark(*key) in marks}
+    return StreamOffsets(ends, {key[0]: uid for key, uid in uids.items()}, {key: marks.get(epoch_of(*key), 0) for key in ends})
+
+
 def deletes_mark(stream: str, partition: int) -> str:
     """Return the name of the mark that stores the lowest ``deletes_end`` of the replicas that sent the records in the table.
 
@@ -584,7 +614,7 @@ def table_at(root: str | Path, kind: str = "") -> Table:
     folder = absolute_folder(root, "table directory")
     if wrong := sorted(_NOT_IN_PATHS & set(str(folder))):
         raise ConfigError(
-            f"The table directory {folder} contains {wrong[0]}, which tables do not support. Use another directory."
+            f"The table directory {quote(str(folder))} contains {wrong[0]!r}, which tables do not support. Use another directory."
         )
     there = "delta" if (folder / "_delta_log").is_dir() else "iceberg" if (folder / CATALOG).exists() else ""
     if kind and kind not in FORMATS:
@@ -608,7 +638,10 @@ def absolute_folder(path: str | Path, what: str) -> Path:
     Raises ConfigError for a URL. It would be taken for a directory of this machine.
     """
     if _URL.match(str(path)):
-        raise ConfigError(f"The {what} {path} is a URL. Use the path of a directory, which the driver and all executors share.")
+        shown = _SECRETS_OF_URLS.sub("…", str(path))
+        raise ConfigError(
+            f"The {what} {shown} is a URL. Use the path of a directory, which the driver and all executors share."
+        )
     return Path(path).expanduser().absolute()
 
 

@@ -427,3 +427,19 @@ def test_spark_archive_is_retried_after_a_worker_start_timeout(monkeypatch: pyte
     with pytest.raises(WorkerStartError):
         archive.archive(None, plan)  # type: ignore[arg-type]
     assert len(begun) == archive.STARTS
+
+
+def test_spark_archive_flushes_the_directories_that_it_creates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a power loss, the table would have a file whose directory does not exist."""
+    flushed = []
+    flush = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        flushed.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        flush(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    planned = PlannedRange("orders", "u", 0, 0, 4, 1, "n1", ("n1",))
+    write_range(planned, batches(range(4)), SCHEMA, WriterSettings(str(tmp_path / "new" / "table")))
+    names = ("", "new", "new/table", "new/table/data", "new/table/data/orders", "new/table/data/orders/0")
+    assert {str(tmp_path / name) for name in names} <= set(flushed)

@@ -269,6 +269,54 @@ def test_spark_replay_from_the_offset_of_a_lost_record_raises_data_loss(
     assert (code, "unclean election" in out) == (0, True), (out, err)
 
 
+@pytest.mark.parametrize("from_archive", [True, False])
+def test_spark_replay_that_accepts_lost_records_logs_their_offsets(
+    liftpy_spark: Callable[..., tuple[int, str, str]],
+    node: FakeNode,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    from_archive: bool,
+) -> None:
+    log = node.add_stream("orders").partitions[0]
+    log.log_start_offset = 20
+    log.append(build_batch([b"x"] * 10, base_offset=20, leader_epoch=1))
+    node.add_stream("copies")
+    files = (path(0, 10), path(20, 30), path(30, 40), path(60, 70), path(10, 20, 1))
+    state = TableState(1, arrow_schema(COLUMNS), files, 50, {})
+    monkeypatch.setattr("liftpy.spark.pipelines.replay.state_of", lambda table, wanted=(): state)
+    monkeypatch.setattr("liftpy.spark.pipelines.replay.table_at", lambda table: None)
+    replay = ["replay", "orders", "copies", "--name", "n", "--dry-run", "--partitioner", "key", "--accept-loss", "--from"]
+    if from_archive:
+        replay += ['{"orders": {"0": 5, "1": 5}}', "--until", '{"orders": {"0": 65, "1": 20}}', "--table", "/t"]
+        lost = ["orders/0 [5, 65)", "offsets [10, 20)", "offsets [40, 60)", "orders/1", "offsets [5, 10)"]
+    else:
+        replay += ['{"orders": {"0": 5}}']
+        lost = ["orders/0", "offsets [5, 20)"]
+    assert liftpy_spark(*replay)[0] == 0
+    assert all(text in caplog.text for text in lost), caplog.text
+    assert caplog.text.count("offsets [") == sum("offsets [" in text for text in lost)
+
+
+@pytest.mark.parametrize(("until", "count"), [(18, 0), (20, 0), (25, 5)])
+def test_spark_replay_of_offsets_that_the_archive_lacks_does_not_read_the_stream(
+    access: Access, node: FakeNode, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, until: int, count: int
+) -> None:
+    """The stream may be another one of this name."""
+    node.add_stream("copies")
+    node.add_stream("orders").partitions[0].append(build_batch([b"x"] * 30, base_offset=0, leader_epoch=1))
+    state = TableState(1, arrow_schema(COLUMNS), (path(0, 10), path(20, 30)), 20, {})
+    monkeypatch.setattr("liftpy.spark.pipelines.replay.state_of", lambda table, wanted=(): state)
+    source = {
+        "nats": access.servers,
+        "namespace": access.namespace,
+        "startingOffsets": '{"orders": {"0": 12}}',
+        "endingOffsets": f'{{"orders": {{"0": {until}}}}}',
+    }
+    shares = shares_to_replay(ReplayPlan(stream="orders", target="copies", name="n", table="/t", source=source))
+    assert [share.files for share in shares] == [(path(20, 30),)] * bool(count)
+    assert f"offsets [12, {min(until, 20)})" in caplog.text
+
+
 def test_spark_replay_of_an_archive_from_an_offset_of_another_stream_raises_not_found(
     access: Access, node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:

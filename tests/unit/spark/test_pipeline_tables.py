@@ -354,7 +354,16 @@ def test_spark_archive_into_a_url_raises_config_error(path: str | Path) -> None:
         ArchivePlan(streams=("orders",), table="/data/orders", checkpoint=str(path))
 
 
-@pytest.mark.parametrize("name", ["50%", "orders?", "a*", "{a", "a}", "[a", "a]", "a\\b"])
+@pytest.mark.parametrize("path", ["s3a://KEY:hidden@bucket/orders", "abfss://h/orders?sig=hidden", "https://h/orders#hidden"])
+def test_spark_archive_into_a_url_does_not_show_the_secret_in_it(path: str) -> None:
+    for name_folder in (table_at, lambda path: ArchivePlan(streams=("orders",), table="/data/orders", checkpoint=path)):
+        with pytest.raises(ConfigError, match="is a URL") as raised:
+            name_folder(path)
+        assert "hidden" not in str(raised.value)
+        assert path.partition(":")[0] in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["50%", "orders?", "a*", "{a", "a}", "[a", "a]", "a\\b", "a\tb", "a\nb", "a\x7f"])
 def test_spark_archive_table_in_a_directory_with_a_character_of_urls_or_patterns_raises_config_error(
     tmp_path: Path, name: str
 ) -> None:

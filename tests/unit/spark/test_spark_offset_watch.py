@@ -72,11 +72,12 @@ def test_spark_offset_watch_reports_new_end_offsets_and_never_decreases() -> Non
     "answer",
     [
         UnavailableError("no leader"),
+        ValueError("an answer that nobody expected"),
         replace(VIEW, end_offset=12, leader_epoch=4),
         replace(VIEW, end_offset=12, leader="n2"),
         replace(VIEW, end_offset=12, uid="u2"),
     ],
-    ids=["error", "epoch", "leader", "uid"],
+    ids=["error", "unexpected error", "epoch", "leader", "uid"],
 )
 def test_spark_offset_watch_with_an_unexpected_answer_ends_all_its_requests(answer: PartitionView | Exception) -> None:
     async def body(watch: BoundsWatch, leader: Leader) -> None:

@@ -207,10 +207,18 @@ def test_spark_source_url_with_a_secret_is_rejected_without_the_secret_in_the_er
 
 
 @pytest.mark.parametrize("url", ["nats://me:secret@host:4222", "secret@host"])
-@pytest.mark.parametrize("given", [{"stream": "{}"}, {"subscribe": "a,{}"}, {"path": "{}"}, {"path": "{}", "stream": "a"}])
-def test_spark_url_with_a_secret_as_a_stream_is_rejected_without_the_secret_in_the_error(
-    url: str, given: dict[str, str]
-) -> None:
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"stream": "{}"},
+        {"subscribe": "a,{}"},
+        {"path": "{}"},
+        {"path": "{}", "stream": "a"},
+        {"stream": "a", "namespace": "{}"},
+        {"subscribe": "a", "cursor": "{}"},
+    ],
+)
+def test_spark_url_with_a_secret_as_a_name_is_rejected_without_the_secret_in_the_error(url: str, given: dict[str, str]) -> None:
     options = {name: text.format(url) for name, text in given.items()}
     for parse_options in (SourceOptions.parse, SinkOptions.parse):
         if parse_options == SinkOptions.parse and "subscribe" in options:

@@ -29,11 +29,14 @@ from liftpy.client import Client
 from liftpy.client.consumer import PartitionReader
 from liftpy.client.metadata_requests import MetadataRequests
 from liftpy.client.partition_sender import PartitionSender
+from liftpy.client.producer import Producer
 from liftpy.config import ReplicationConfig
 from liftpy.core.metadata.image import StreamImage
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.batch import RecordColumns
 from liftpy.core.wire.subjects import Subjects
+from liftpy.errors import UnavailableError
 from liftpy.spark import sink
 from liftpy.spark.failures import SourceError
 from liftpy.spark.sink import LiftStreamWriter, LiftWriter, Range, SinkCommitMessage, WriteResult
@@ -520,3 +523,40 @@ async def test_spark_sink_commit_with_an_older_number_of_partitions_finds_record
     sent = await asyncio.to_thread(run_task, writer, [row])
     with pytest.raises(SourceError, match=r"\[TASKS_CHANGED\]"):
         await asyncio.to_thread(writer.commit, [sent], 0)
+
+
+async def test_spark_sink_micro_batch_repeated_with_another_option_order_stores_nothing(
+    client: Client, task: TASKS, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows without a key would go to other partitions, and be stored twice before another partition finds the difference."""
+    await client.create_stream("pair", "data.pair", partitions=2)
+    send = Producer.send_columns
+
+    async def send_without_leader_0(self: Producer, columns: RecordColumns, *, partition: int) -> Any:
+        if partition:
+            return await send(self, columns, partition=partition)
+
+        async def fail() -> None:
+            raise UnavailableError("The leader of pair/0 does not answer.")
+
+        return fail()
+
+    rows = pa.record_batch([pa.array([None, None], pa.binary()), pa.array([b"z", b"a"])], schema=SCHEMA_OF_BATCHES)
+
+    async def write_in(order: str) -> Any:
+        return await asyncio.to_thread(run_task, source(path="pair", order=order).streamWriter(SCHEMA, False), [rows])
+
+    async def held() -> list[list[bytes | None]]:
+        return [[record.value async for record in client.consume("pair", number, until="end")] for number in range(2)]
+
+    for first, other in (("plan", "content"), ("content", "plan")):
+        task(query=first)
+        with monkeypatch.context() as patch:
+            patch.setattr(Producer, "send_columns", send_without_leader_0)
+            with pytest.raises(SourceError, match="leader of pair/0"):
+                await write_in(first)
+        stored = await held()
+        with pytest.raises(SourceError, match=rf"\[TASKS_CHANGED\].*This task stored nothing.*order={other}"):
+            await write_in(other)
+        assert await held() == stored
+        assert (await write_in(first)).sent == WriteResult(2, 1, (Range("pair", 0, len(stored[0]), len(stored[0]) + 1, 1),))

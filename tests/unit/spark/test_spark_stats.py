@@ -84,6 +84,27 @@ def test_spark_stats_lists_records_that_retention_deletes_during_the_run(
     assert "offsets [0, 20) were deleted" in report.losses[0]
 
 
+def test_spark_stats_of_a_partition_whose_first_records_were_compacted_count_all_offsets(
+    access: Access, node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stats_module, "PIECE_RECORDS", 100)
+    log = node.add_stream("orders").partitions[0]
+    log.compacted = True
+    log.append(build_batch([b"x"] * 50, base_offset=250, leader_epoch=1, timestamp_ns=S))
+    report = stats(access, ORDERS, patience_s=5.0)
+    for one in (report.partitions[0].summary(), report.streams()[0].summary()):
+        assert (one["start_offset"], one["end_offset"], one["records"], one["missing_offsets"]) == (0, 300, 50, 250)
+
+
+def test_spark_stats_count_records_once_that_two_requests_report_as_deleted() -> None:
+    """The reader asks again for a part of a range if an earlier answer was too small."""
+    found = RangeStats(start_offset=0, end_offset=50)
+    for start, end in ((10, 20), (5, 20), (5, 12), (30, 40)):
+        found.note_loss("", start, end)
+    found.finish()
+    assert found.missing == 25
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_spark_stats_of_a_batch_equal_counts_made_record_by_record(seed: int) -> None:
     batches = some_batches(seed)
