@@ -36,6 +36,7 @@ from sidecar.partition import housekeeping, metric_sums
 from sidecar.runtime.settings import defaults
 from sidecar.status import answers, http, metric_names
 from tests.docs.pages import DOCS, pages
+from tests.unit.status.test_metrics import MOST_SERIES
 
 sys.path.insert(0, str(DOCS))
 import from_code
@@ -185,7 +186,7 @@ LIMITS: dict[str, Iterable[str]] = {
     "rows of one task of an exactly-once write": [size(options.DEFAULT_TASK_BYTES)],
     "rows of an Arrow batch": [f"{range_reader.MAX_ROWS:,} rows", size(range_reader.MAX_BYTES)],
     "size of a `writeId`": [],
-    "Prometheus series of a node": ["500"],
+    "Prometheus series of a node": [f"{MOST_SERIES}"],
     "streams and groups with series of their own, of a node": [f"{n}" for n in (metric_sums.MAX_LABELS, lag.MOST_GROUPS)],
     "series of `/metrics/partitions`": [f"{metric_names.MOST_SERIES_OF_A_STREAM:,}"],
     "connections of the status page": [f"{http.MOST_CONNECTIONS}", f"{http.MOST_LIVE} live"],
