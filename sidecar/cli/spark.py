@@ -60,10 +60,8 @@ _TASKS_EVERY_S = 0.5
 EXIT_DIFFERENT = 1
 """Replicas do not hold the same."""
 EVERY_STREAM = ".*"
-_STATS_COLUMNS = (
-    *("partition", "records", "MB", "records/s", "peak/s", "value p50", "p99", "largest", "keys", "subjects"),
-    *("missing", "longest pause s"),
-)
+_RATE_COLUMNS = ("partition", "records", "MB", "records/s", "peak/s", "missing", "longest pause s")
+_VALUE_COLUMNS = ("partition", "keys", "subjects", "value p50", "value p99", "largest value")
 
 
 @click.group(cls=HelpGroup, example="liftpy spark archive orders --table /data/orders --once")
@@ -595,8 +593,9 @@ def stats(
 
 
 def _show_stats(report: StatsReport) -> None:
-    rows = [_summary_row(one.summary()) for one in report.partitions]
-    print_table(_STATS_COLUMNS, rows)
+    summaries = [one.summary() for one in report.partitions]
+    print_table(_RATE_COLUMNS, [_rate_row(row) for row in summaries])
+    print_table(_VALUE_COLUMNS, [_value_row(row) for row in summaries])
     for whole in report.streams():
         series = [
             (
@@ -615,7 +614,7 @@ def _show_stats(report: StatsReport) -> None:
         click.echo(loss)
 
 
-def _summary_row(row: dict[str, Any]) -> tuple[str, ...]:
+def _rate_row(row: dict[str, Any]) -> tuple[str, ...]:
     pause = f"{row['longest_pause_s']:g}" + (f" at {row['longest_pause_before']}" if row["longest_pause_before"] >= 0 else "")
     return (
         f"{row['stream']}/{row['partition']}",
@@ -623,6 +622,11 @@ def _summary_row(row: dict[str, Any]) -> tuple[str, ...]:
         f"{(row['key_bytes'] + row['value_bytes']) / 1e6:.3f}",
         f"{row['records_s']:.1f}",
         f"{row['peak_records_s']:.1f}",
-        *(str(row[name]) for name in ("value_p50", "value_p99", "value_largest", "keys", "subjects", "missing_offsets")),
+        str(row["missing_offsets"]),
         pause,
     )
+
+
+def _value_row(row: dict[str, Any]) -> tuple[str, ...]:
+    names = ("keys", "subjects", "value_p50", "value_p99", "value_largest")
+    return (f"{row['stream']}/{row['partition']}", *(str(row[name]) for name in names))

@@ -1,10 +1,11 @@
-"""Test that docs/limits.md has the values of the code, and docs/troubleshooting.md every error code."""
+"""Test that docs/limits.md has the values of the code, and docs/troubleshooting.md its error codes and texts."""
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from liftpy import config
 from liftpy.client import metadata_requests, multi_consumer
@@ -35,7 +36,9 @@ from sidecar.node import jetstream_reads
 from sidecar.partition import housekeeping, metric_sums
 from sidecar.runtime.settings import defaults
 from sidecar.status import answers, http, metric_names
-from tests.docs.pages import DOCS, pages
+from tests.docs.pages import DOCS, ROOT, blocks, pages, spans
+from tests.sources import nodes as nodes_of
+from tests.unit.status.test_metrics import MOST_SERIES
 
 sys.path.insert(0, str(DOCS))
 import from_code
@@ -185,7 +188,7 @@ LIMITS: dict[str, Iterable[str]] = {
     "rows of one task of an exactly-once write": [size(options.DEFAULT_TASK_BYTES)],
     "rows of an Arrow batch": [f"{range_reader.MAX_ROWS:,} rows", size(range_reader.MAX_BYTES)],
     "size of a `writeId`": [],
-    "Prometheus series of a node": ["500"],
+    "Prometheus series of a node": [f"{MOST_SERIES}"],
     "streams and groups with series of their own, of a node": [f"{n}" for n in (metric_sums.MAX_LABELS, lag.MOST_GROUPS)],
     "series of `/metrics/partitions`": [f"{metric_names.MOST_SERIES_OF_A_STREAM:,}"],
     "connections of the status page": [f"{http.MOST_CONNECTIONS}", f"{http.MOST_LIVE} live"],
@@ -218,3 +221,27 @@ def test_docs_troubleshooting_page_lists_every_error_ack_and_exit_code() -> None
     reasons = {reason.name for reason in RejectReason}
     assert codes | reasons <= first_cells, codes | reasons - first_cells
     assert {"0", "1", "2", "3", "75", "78", "130"} <= set(re.findall(r"^\| (\d+) \|", text, re.MULTILINE))
+
+
+def missing_texts(page: str, program: str) -> list[str]:
+    """Quoted texts and check lines of ``liftpy health`` that ``program`` does not have. ``...`` is any text."""
+    quoted = [text for _, text in spans(page) if text.count(" ") > 1 and not text.startswith("liftpy ")]
+    checks = [line for block in blocks(page) if block.language == "text" for line in block.text.splitlines()]
+    quoted += [re.sub(r"^\[.\] [\w ]+: (?:n\d )?|[\d.]+ ms$|\(.*\)$|^\[.\] n\d: \w+$", "...", line) for line in checks]
+    parts = [part.strip() for text in quoted for part in re.split(r"\.\.\.(?:/\w+)?|'\w+'", text)]
+    return [part for part in parts if part not in program]
+
+
+def texts_of_the_program() -> Iterator[str]:
+    """String literals of all modules that ship. A placeholder is a NUL character."""
+    for path in (path for folder in ("liftpy", "sidecar") for path in (ROOT / folder).rglob("*.py")):
+        for node in nodes_of(path):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+            elif isinstance(node, ast.JoinedStr):
+                yield "".join(str(part.value) if isinstance(part, ast.Constant) else "\0" for part in node.values)
+
+
+def test_docs_troubleshooting_page_quotes_texts_of_the_program() -> None:
+    assert missing_texts("docs/troubleshooting.md", "\n".join(texts_of_the_program())) == []
+    assert "too many requests" in missing_texts("docs/troubleshooting.md", "")

@@ -91,9 +91,11 @@ def test_spark_audit_command_with_an_invalid_option_exits_with_2(liftpy_spark: R
 def test_spark_stats_command_prints_partitions_and_time_buckets(
     liftpy_spark: Run, orders: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "80")
     code, shown, _ = liftpy_spark("stats", "orders", "--bucket", "30s")
     assert code == 0
+    heads = [line.split() for line in shown.splitlines() if line.split()[:1] == ["partition"]]
+    assert [(head[1], head[-1]) for head in heads] == [("records", "s"), ("keys", "value")], "no heading is folded"
     assert "orders, every 30 s" in shown
     assert "2 at 1" in shown, "the longest pause, and before which offset"
     rows = [line.split()[2:4] for line in shown.splitlines() if line.strip().startswith("2023-11-14")]

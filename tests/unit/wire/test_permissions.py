@@ -138,6 +138,16 @@ def test_permissions_of_each_role_equal_the_expected_subjects() -> None:
         assert isinstance(CliRunner().invoke(liftpy, ["permissions", *wrong]).exception, ConfigError), wrong
 
 
+@each("role", AccessRole)
+def test_security_page_names_each_subject_that_a_role_may_use(role: AccessRole) -> None:
+    page = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| (\w+) \|(.*)$", page, re.MULTILINE))
+    row = rows[role.value] + (rows["reader"] if "as reader" in rows[role.value] else "")
+    rights = rights_of(role, Scope("<ns>", ("<stream>",), ("data",), "inbox", "<its name>", services=("<name>",)))
+    subjects = {subject for subject in (*rights.publish, *rights.subscribe) if not subject.startswith(("data", "inbox"))}
+    assert {subject for subject in subjects if f"`{subject}`" not in row} == set()
+
+
 def test_role_may_publish_on_a_subject_of_another_role_only_if_a_token_is_a_reserved_word() -> None:
     """NATS's wildcards are whole tokens: what a role may publish on beside its own rows, whatever names the tokens are."""
     words = ["x", *PARTITION_TOKENS]
