@@ -31,7 +31,7 @@ from liftpy.core.services.outbox import (
     partitions_of,
     sort_in,
 )
-from liftpy.core.services.service import DivergedError
+from liftpy.core.services.service import DivergedError, ServiceFailedError
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import Record, add_header, encode_body
@@ -183,7 +183,7 @@ class Emitter:
             except OutputMismatchError as error:
                 self._must_check, self.problem = True, f"outputs: {error.code}: {error}"
                 self._instance.outputs_disproven()
-            except (DivergedError, ConfigError, StreamReplacedError) as error:
+            except (DivergedError, ConfigError, StreamReplacedError, ServiceFailedError) as error:
                 self._instance.fail(error)
                 return
             except LiftError as error:
