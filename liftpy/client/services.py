@@ -519,15 +519,15 @@ async def _send_once(
         )
         try:
             await transport.publish(subject, frames.encode(message), ack_to)
-        except ProtocolError as error:
-            raise PublishRejectedError(str(error), "TOO_LARGE") from None
+        except ProtocolError as too_large:
+            raise PublishRejectedError(str(too_large), "TOO_LARGE") from None
         renewed = transport.reconnected
         waiting: set[asyncio.Future[Any]] = {ack, answer, renewed}
         deadline = AnswerDeadline(asyncio.get_running_loop().time() + timeout_s)
         while not answer.done() and (left_s := deadline.left_s()):
             done, waiting = await asyncio.wait(waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             if ack in done and not answer.done():
-                _raise_if_rejected(ack.result(), subject, command)
+                _raise_if_rejected(ack.result(), address, command)
             if renewed in done and not answer.done():  # the command, or its answer, may be lost
                 text = f"The connection to NATS was lost before service {command.service} answered on {subject}."
                 raise RequestTimeoutError(f"{text} Call again with the same message_id.", message_id)
@@ -542,13 +542,13 @@ async def _send_once(
         return _read_reply(answer.result(), command)
 
 
-def _raise_if_rejected(message: Any, subject: str, command: Command) -> None:
+def _raise_if_rejected(message: Any, address: Address, command: Command) -> None:
     """Raise the error if ``message`` is the rejection of a command. Return otherwise, also for an answer of another partition [A9].
 
-    ``subject``: subject of the command, for the error text.
+    ``address``: address to which the command was sent.
     """
     if not message.data:
-        raise NoRespondersError(f"No responders on {subject}. Check that the stream has a leader: `liftpy status`.")
+        raise NoRespondersError(f"No responders on {address.subject}. Check that the stream has a leader: `liftpy status`.")
     try:
         ack = frames.decode(message.data, client_pb2.Ack)
     except ProtocolError:
@@ -557,8 +557,11 @@ def _raise_if_rejected(message: Any, subject: str, command: Command) -> None:
         return
     reason = ack_reason(ack)
     text = f"{command.stream}/{command.partition} refused: {reason} {ack.detail}".rstrip()
-    if ack.ackError == client_pb2.Ack.WRONG_STREAM:
+    # the addressed stream itself answers this if the header Nats-Expected-Stream names another stream
+    if ack.ackError == client_pb2.Ack.WRONG_STREAM and not (address.uid and ack.streamUid == address.uid):
         raise MisaddressedError(text)
+    if ack.ackError == client_pb2.Ack.WRONG_STREAM:
+        raise PublishRejectedError(text, reason)
     if ack.ackError in NOT_STORED_NOW:
         raise UnavailableError(text)
     raise PublishRejectedError(text, reason)

@@ -106,6 +106,17 @@ async def headers_come_back_as_they_were_given(place: Place) -> None:
 
 
 @case
+async def a_publish_that_expects_another_stream_is_rejected_at_once(place: Place) -> None:
+    await place.client.create_stream(place.name, f"data.{place.name}")
+    async with asyncio.timeout(10):  # not the patience of 30 s
+        async with refused(PublishRejectedError, "WRONG_STREAM"):
+            await place.client.publish(place.name, b"x", headers={"Nats-Expected-Stream": "another"})
+        async with refused(PublishRejectedError, "WRONG_STREAM"):
+            await place.client.services.call("s", place.name, b"x", headers={"Nats-Expected-Stream": "another"}, timeout_s=30)
+    assert await place.values() == []
+
+
+@case
 async def keys_of_a_filter_may_be_any_kind_of_bytes(place: Place) -> None:
     await place.client.create_stream(place.name, f"data.{place.name}")
     for number in range(6):
