@@ -162,7 +162,8 @@ def filter_of(subjects: Sequence[str], keys: Sequence[bytes]) -> Filter:
     for name, given in (("subjects", subjects), ("keys", keys)):
         if isinstance(given, bytes) or not isinstance(given, Iterable):
             raise ConfigError(f"Invalid {name} of type {type(given).__name__}. Use a list. An empty list selects all records.")
-    return Filter(tuple(subjects), tuple(keys))
+    # the encoder of requests takes no bytearray or memoryview
+    return Filter(tuple(subjects), tuple(bytes(key) if isinstance(key, bytearray | memoryview) else key for key in keys))
 
 
 @dataclass(frozen=True, slots=True)

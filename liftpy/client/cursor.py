@@ -131,7 +131,7 @@ class Cursor:
         self,
         partition: int = 0,
         *,
-        start: Start = "earliest",
+        start: Start = "",
         until: Until = None,
         subjects: Sequence[str] = (),
         keys: Sequence[bytes] = (),
@@ -142,7 +142,7 @@ class Cursor:
 
         Args:
             partition: Number of the partition. Default 0.
-            start: Where to start if nothing is committed. Default ``earliest``.
+            start: Where to start if nothing is committed. Default '': ``earliest``, or with ``backwards`` the last record.
             until: As in ``client.consume``. Default None: follow new records forever.
             subjects: As in ``client.consume``. Default: all.
             keys: As in ``client.consume``. Default: all.
@@ -161,6 +161,8 @@ class Cursor:
         at = await self._committed_position(partition)
         if at is not None:
             start = Position(at.uid, at.position, at.leaderEpoch if at.position else 0)
+        elif start == "":  # not `if not start`: the offset 0 is a start
+            start = "new" if backwards else "earliest"
         wanted = filter_of(subjects, keys)
         consumer = self._streams.consume(
             self.stream, partition, start, until, wanted=wanted, backwards=backwards, options=options

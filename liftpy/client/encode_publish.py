@@ -93,7 +93,10 @@ def headers_with_conditions(headers: HeadersLike | None, msg_id: str, expected_l
     names = {name for name, _ in pairs}
     if msg_id:
         if MESSAGE_ID in names:
-            raise ConfigError(f"The message id is set twice, by msg_id and by a header {MESSAGE_ID}. Set only one of them.")
+            raise ConfigError(
+                f"The headers contain {MESSAGE_ID}, but this publish sets the message id itself. Pass the id as msg_id=, or "
+                "remove this header, for example from the headers of a record that you copy."
+            )
         check_message_id(msg_id)
         pairs += ((MESSAGE_ID, msg_id.encode()),)
     if expected_last is not None:

@@ -46,7 +46,7 @@ _REFUSALS = {
 RECORD_BYTES = 16
 """Overhead of a record, and of each header, in a batch: at most this many bytes."""
 BATCH_BYTES = 4096
-"""Overhead of a batch in a message: at most this many bytes."""
+"""Overhead of a batch in a message: at most this many bytes. If ``max_payload`` is small, a fourth of it is reserved."""
 MOST_ON_THEIR_WAY = 5
 """Maximum number of batches in flight per partition. The leader remembers this many batches of a producer."""
 

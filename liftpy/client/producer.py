@@ -121,8 +121,9 @@ class Producer:
         if not callable(partitioner) and partitioner not in ("key", "sticky", "round-robin"):
             raise ConfigError(f"Invalid partitioner {partitioner!r}. Use key, sticky, round-robin or a function.")
         self._partitioner = partitioner
-        self._largest = min(options.batch_bytes, transport.max_payload_bytes - BATCH_BYTES)
-        self._most_bytes = transport.max_payload_bytes - BATCH_BYTES
+        self._most_bytes = transport.max_payload_bytes - min(BATCH_BYTES, transport.max_payload_bytes // 4)
+        """Maximum size of the records in one message, in bytes. The rest of the message is for the overhead of a batch."""
+        self._largest = min(options.batch_bytes, self._most_bytes)
         self._buffer = Window(options.buffer_records, options.buffer_bytes)
         self._inbox = transport.connection.new_inbox()
         self._context = SenderContext(
@@ -707,8 +708,9 @@ class Producer:
     def _check_size(self, size_bytes: int) -> None:
         if size_bytes > self._most_bytes:
             text = (
-                f"The record has about {size_bytes} bytes, but the NATS server accepts messages of {self._most_bytes} bytes. Send "
-                "smaller records, or increase max_payload of the server."
+                f"The record has about {size_bytes} bytes, but a message to this NATS server has room for {self._most_bytes} "
+                f"bytes (max_payload is {self._transport.max_payload_bytes}). Send smaller records, or increase max_payload of "
+                "the server."
             )
             raise PublishRejectedError(text, "TOO_LARGE")
 

@@ -562,6 +562,10 @@ class Publisher:
     def _refusal(self, number: int, waiting: InFlight, ack: _Ack, other: bool) -> None:
         refusal = rejection(ack, "message")
         is_wrong = ack.ackError == _Ack.WRONG_STREAM
+        is_condition = is_wrong and bool(waiting.uid) and ack.streamUid == waiting.uid  # Nats-Expected-Stream names another one
+        if is_condition:
+            self._fail(number, refusal)
+            return
         if other or is_wrong or not ack.streamUid:
             self._addressing.doubt(is_wrong=is_wrong)
         if ack.ackError in NOT_STORED_NOW:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -211,6 +211,7 @@ class Services:
             QueryFailedError: ``on_query`` raised an error.
             QueryRejectedError: The service cannot answer now. Retry.
             UnavailableError: No service answered in time.
+            ProtocolError: The query is larger than the NATS server accepts.
             ConfigError: The service has several partitions and you named none, or you named both.
 
         Example:
@@ -441,6 +442,15 @@ async def send_command(
     message_id = command.message_id or secrets.token_hex(16)
     until, address = _Deadline(timeout_s if left_s is None else left_s), None
     maybe_stored = doubtful = is_wrong = False
+    others: dict[str, None] = {}
+    """Other services that have answered. Several services may read one stream, and each of them replies."""
+
+    def accepts(message: Any) -> bool:
+        who = (message.headers or {}).get(SERVICE_HEADER)
+        if who and who != command.service:
+            others[who] = None
+        return not who or who == command.service
+
     async with contextlib.AsyncExitStack() as stack:
         answering: Answering | None = None
         async for attempt in retry_attempts(until.timeout_s):
@@ -457,8 +467,9 @@ async def send_command(
                                 found = await asyncio.wait_for(find(True, True), attempt_s)
                             address = found
                     if answering is None:  # one inbox for all attempts, because the answer to an earlier attempt counts
-                        answering = await stack.enter_async_context(transport.expect_answer(address.subject, attempt_s))
-                    return await _send_once(transport, address, command, message_id, attempt_s, answering, timeout_s)
+                        expected = transport.expect_answer(address.subject, attempt_s, accepts)
+                        answering = await stack.enter_async_context(expected)
+                    return await _send_once(transport, address, command, message_id, attempt_s, answering, timeout_s, others)
                 except OutcomeUnknownError:
                     maybe_stored = doubtful = True
                     raise
@@ -480,10 +491,11 @@ async def _send_once(
     timeout_s: float,
     answering: Answering,
     total_s: float,
+    others: Collection[str] = (),
 ) -> CommandAnswer:
     """Send the command once, and wait ``timeout_s`` seconds for its answer.
 
-    ``total_s``: time limit of all attempts, for error texts.
+    ``total_s``: time limit of all attempts, for error texts. ``others``: other services that have answered, for error texts.
     """
     subject = address.subject
     answer_to, answer = answering
@@ -505,33 +517,38 @@ async def _send_once(
             replySubject=answer_to,
             ackPolicy=client_pb2.ALL,
         )
-        await transport.publish(subject, frames.encode(message), ack_to)
+        try:
+            await transport.publish(subject, frames.encode(message), ack_to)
+        except ProtocolError as too_large:
+            raise PublishRejectedError(str(too_large), "TOO_LARGE") from None
         renewed = transport.reconnected
         waiting: set[asyncio.Future[Any]] = {ack, answer, renewed}
         deadline = AnswerDeadline(asyncio.get_running_loop().time() + timeout_s)
         while not answer.done() and (left_s := deadline.left_s()):
             done, waiting = await asyncio.wait(waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             if ack in done and not answer.done():
-                _raise_if_rejected(ack.result(), subject, command)
+                _raise_if_rejected(ack.result(), address, command)
             if renewed in done and not answer.done():  # the command, or its answer, may be lost
                 text = f"The connection to NATS was lost before service {command.service} answered on {subject}."
                 raise RequestTimeoutError(f"{text} Call again with the same message_id.", message_id)
         if not answer.done():
             transport.check_server()
             text = f"Service {command.service} did not answer on {subject} within {total_s:g} s."
+            if others:
+                text += f" Only {', '.join(others)} answered: check the service name."
             error = RequestTimeoutError(f"{text} Check that it runs and that it replies to commands.", message_id)
             error.suspended_s = deadline.suspended_s
             raise error
         return _read_reply(answer.result(), command)
 
 
-def _raise_if_rejected(message: Any, subject: str, command: Command) -> None:
+def _raise_if_rejected(message: Any, address: Address, command: Command) -> None:
     """Raise the error if ``message`` is the rejection of a command. Return otherwise, also for an answer of another partition [A9].
 
-    ``subject``: subject of the command, for the error text.
+    ``address``: address to which the command was sent.
     """
     if not message.data:
-        raise NoRespondersError(f"No responders on {subject}. Check that the stream has a leader: `liftpy status`.")
+        raise NoRespondersError(f"No responders on {address.subject}. Check that the stream has a leader: `liftpy status`.")
     try:
         ack = frames.decode(message.data, client_pb2.Ack)
     except ProtocolError:
@@ -540,8 +557,11 @@ def _raise_if_rejected(message: Any, subject: str, command: Command) -> None:
         return
     reason = ack_reason(ack)
     text = f"{command.stream}/{command.partition} refused: {reason} {ack.detail}".rstrip()
-    if ack.ackError == client_pb2.Ack.WRONG_STREAM:
+    # the addressed stream itself answers this if the header Nats-Expected-Stream names another stream
+    if ack.ackError == client_pb2.Ack.WRONG_STREAM and not (address.uid and ack.streamUid == address.uid):
         raise MisaddressedError(text)
+    if ack.ackError == client_pb2.Ack.WRONG_STREAM:
+        raise PublishRejectedError(text, reason)
     if ack.ackError in NOT_STORED_NOW:
         raise UnavailableError(text)
     raise PublishRejectedError(text, reason)

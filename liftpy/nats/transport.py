@@ -330,8 +330,12 @@ class Transport:
         return answer
 
     @contextlib.asynccontextmanager
-    async def expect_answer(self, subject: str, timeout_s: float) -> AsyncIterator[tuple[str, asyncio.Future[Any]]]:
+    async def expect_answer(
+        self, subject: str, timeout_s: float, accepts: Callable[[Any], bool] | None = None
+    ) -> AsyncIterator[tuple[str, asyncio.Future[Any]]]:
         """Context for a message on ``subject`` that gets one answer. Yield (reply subject to send, future of the answer).
+
+        ``accepts``: returns whether a message is the answer. Others are ignored. None: the first message is the answer.
 
         Raises UnavailableError if the reply inbox cannot be opened within ``timeout_s``. The future fails as ``exchange`` does
         if permissions are missing or the client is closed.
@@ -345,7 +349,7 @@ class Transport:
                     f"Cannot open the reply inbox on NATS within {timeout_s:g} s. Nothing was sent. Check the NATS "
                     "server, then retry."
                 ) from None
-        number, reply, coming = self._answers.expect(subject)
+        number, reply, coming = self._answers.expect(subject, accepts)
         try:
             yield reply, coming
         finally:
@@ -594,6 +598,8 @@ class Answers:
         self._numbers = count()
         self._asked: dict[int, tuple[str, asyncio.Future[Any]]] = {}
         """Number of the request -> its subject, and the future of its answer."""
+        self._accepts: dict[int, Callable[[Any], bool]] = {}
+        """Number of the request -> function that returns whether a message is its answer. Not in it: the first message is."""
         self.is_open = False
 
     @property
@@ -607,15 +613,21 @@ class Answers:
         subscription, self._subscription, self.is_open = self._subscription, None, False
         await unsubscribe(subscription)
 
-    def expect(self, subject: str) -> tuple[int, str, asyncio.Future[Any]]:
-        """Register a request on ``subject``. Return (its number for ``forget``, its reply subject, the future of its answer)."""
+    def expect(self, subject: str, accepts: Callable[[Any], bool] | None = None) -> tuple[int, str, asyncio.Future[Any]]:
+        """Register a request on ``subject``. Return (its number for ``forget``, its reply subject, the future of its answer).
+
+        ``accepts``: as in ``Transport.expect_answer``.
+        """
         number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
         self._asked[number] = subject, answer
+        if accepts is not None:
+            self._accepts[number] = accepts
         return number, f"{self._inbox}.{number}", answer
 
     def forget(self, number: int) -> None:
         """Remove the request ``number``. An answer or an error for it is ignored from now on."""
         _, answer = self._asked.pop(number, ("", None))
+        self._accepts.pop(number, None)
         if answer is not None and answer.done() and not answer.cancelled():
             answer.exception()
 
@@ -623,7 +635,8 @@ class Answers:
         token = message.subject.rpartition(".")[2]
         number = int(token) if token.isascii() and token.isdigit() and len(token) <= _MAX_DIGITS else -1
         _, answer = self._asked.get(number, ("", None))
-        if answer is not None and not answer.done():
+        accepts = self._accepts.get(number)
+        if answer is not None and not answer.done() and (accepts is None or accepts(message)):
             answer.set_result(message)
 
     def note_denial(self, is_publish: bool, subject: str) -> bool:

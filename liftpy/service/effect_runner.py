@@ -19,8 +19,7 @@ from typing import Any
 from liftpy.config import NS_PER_S
 from liftpy.core.base.rate_limits import doubled_wait_s
 from liftpy.core.services.effects import Effect, result_headers, tick_headers
-from liftpy.core.services.machine import ServiceMachine
-from liftpy.core.services.outbox import MAX_OUTPUT_BYTES
+from liftpy.core.services.machine import ServiceMachine, effect_result
 from liftpy.core.services.service import ServiceFailedError
 from liftpy.errors import LiftError, PublishRejectedError
 from liftpy.service.bad_record_writer import RecordWriter
@@ -202,14 +201,7 @@ class EffectRunner:
         if error is not None:
             is_ordinary = isinstance(error, Exception)
             raise error if is_ordinary else ServiceFailedError(f"on_effect raised {error!r}. Raise an Exception instead.")
-        if result is not None and not isinstance(result, bytes):
-            raise ServiceFailedError(f"on_effect returned {type(result).__name__}. Return bytes or None.")
-        if result is not None and len(result) > MAX_OUTPUT_BYTES:
-            raise ServiceFailedError(
-                f"on_effect returned {len(result)} bytes, at most {MAX_OUTPUT_BYTES} are allowed. Return a reference "
-                "to larger data."
-            )
-        return result or b""
+        return effect_result(result)
 
     async def _tick(self, machine: ServiceMachine) -> None:
         """Append an empty record to the input if a timer is due and no record arrives, so that the log time advances.

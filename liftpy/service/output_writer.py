@@ -11,13 +11,15 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from liftpy.client import Client
 from liftpy.client.in_flight import ack_reason
+from liftpy.client.positions import Bounds
 from liftpy.client.stream_info import StreamInfo
 from liftpy.core.services.outbox import (
+    CopiedOutputs,
     Outbox,
     Output,
     OutputConflictError,
@@ -29,7 +31,7 @@ from liftpy.core.services.outbox import (
     partitions_of,
     sort_in,
 )
-from liftpy.core.services.service import DivergedError
+from liftpy.core.services.service import DivergedError, ServiceFailedError
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import Record, add_header, encode_body
@@ -181,7 +183,7 @@ class Emitter:
             except OutputMismatchError as error:
                 self._must_check, self.problem = True, f"outputs: {error.code}: {error}"
                 self._instance.outputs_disproven()
-            except (DivergedError, ConfigError, StreamReplacedError) as error:
+            except (DivergedError, ConfigError, StreamReplacedError, ServiceFailedError) as error:
                 self._instance.fail(error)
                 return
             except LiftError as error:
@@ -368,6 +370,8 @@ class Router:
         self._target: StreamInfo | None = None
         self._places: dict[int, RouteTarget] = {}
         """Partition of the route's stream -> its end and last output. Empty: not known yet."""
+        self._copied = CopiedOutputs(0)
+        """Outputs at or above ``_next`` that the route's stream has."""
         self._next = 0
         """Offset in the output stream of the next output to process."""
         self._wake = asyncio.Event()
@@ -416,13 +420,13 @@ class Router:
             )
             async with contextlib.aclosing(pieces):
                 async for piece in pieces:
-                    sort_in(piece.records(), self.route, self._places)
+                    sort_in(piece.records(), self.route, self._places, self._copied)
                     for partition, place in self._places.items():  # at most one batch of outputs is waiting
                         await self._write(partition, place)
             self._next = end
 
     async def _learn(self) -> None:
-        """Read the end of each partition of the target stream, and the number of the last output in it."""
+        """Read the end of each partition of the target stream, and the numbers of the outputs in it that may be copied again."""
         instances = len((await self._client.stream(self._settings.stream)).partitions)
         target = await self._client.stream(self.route.stream)
         if has_wildcards(target.subject) or not target.answers or target.config.compaction:
@@ -430,21 +434,48 @@ class Router:
                 f"Stream {self.route.stream} cannot be used for a route. It needs a subject without wildcards, an ack "
                 "policy of leader or all, and no compaction. Choose another stream (--route)."
             )
-        places: dict[int, RouteTarget] = {}
-        for partition in partitions_of(self._settings.partition, instances, len(target.partitions), self.route):
-            end_offset = (await self._client.bounds(target.name, partition)).end_offset
-            place = places[partition] = RouteTarget(end_offset)
-            bounds = await self._client.bounds(target.name, partition)
-            upper, size = end_offset, 1
-            while upper > bounds.log_start_offset and place.last_number < 0:  # the last copies may have been purged
-                lower = max(bounds.log_start_offset, upper - size)
-                async for piece in self._client.read_range(target.name, partition, lower, upper, uid=target.uid, exact=True):
-                    for record in piece.records():
-                        place.last_number = number_of(record, self._source, self._settings.service, self.route)
-                upper, size = lower, min(size * 4, _CHUNK_RECORDS)
-        self._target = target
-        self._next = min(place.last_number for place in places.values()) + 1
-        self._places = places
+        partitions = partitions_of(self._settings.partition, instances, len(target.partitions), self.route)
+        bounds = {partition: await self._client.bounds(target.name, partition) for partition in partitions}
+        places = {partition: await self._place(target, partition, bounds[partition]) for partition in partitions}
+        first = min(place.last_number for place in places.values()) + 1
+        copied = CopiedOutputs(first)
+        for partition in partitions:
+            async for numbers in self._numbers_from_end(target, partition, bounds[partition]):
+                if max(numbers, default=first) < first:
+                    break
+                for number in numbers:
+                    copied.add(number)
+        self._target, self._places, self._copied, self._next = target, places, copied, first
+
+    async def _place(self, target: StreamInfo, partition: int, bounds: Bounds) -> RouteTarget:
+        """Return a partition of the target stream, with the number of the last output in it."""
+        place = RouteTarget(bounds.end_offset)
+        async for numbers in self._numbers_from_end(target, partition, bounds):
+            if numbers:  # the last copies may have been purged
+                place.last_number = numbers[-1]
+                break
+        start = bounds.log_start_offset
+        if place.last_number >= 0 and start:
+            place.copied_below = min(await self._numbers(target, partition, start, start + 1), default=0)
+        return place
+
+    async def _numbers_from_end(self, target: StreamInfo, partition: int, bounds: Bounds) -> AsyncIterator[list[int]]:
+        """Yield the numbers of the outputs in a partition of the target stream, from its end to its start, in growing parts."""
+        upper, size = bounds.end_offset, 1
+        while upper > bounds.log_start_offset:
+            lower = max(bounds.log_start_offset, upper - size)
+            yield await self._numbers(target, partition, lower, upper)
+            upper, size = lower, min(size * 4, _CHUNK_RECORDS)
+
+    async def _numbers(self, target: StreamInfo, partition: int, start: int, end: int) -> list[int]:
+        """Return the numbers of the outputs in a partition of the target stream, from ``start`` to ``end`` (exclusive)."""
+        pieces = self._client.read_range(target.name, partition, start, end, uid=target.uid, exact=True)
+        async with contextlib.aclosing(pieces):
+            return [
+                number_of(record, self._source, self._settings.service, self.route)
+                async for piece in pieces
+                for record in piece.records()
+            ]
 
     async def _write(self, partition: int, place: RouteTarget) -> None:
         target = self._target

@@ -28,12 +28,13 @@ from typing import Any
 
 from liftpy.config import NS_PER_S
 from liftpy.core.services.effects import Effect, EffectNumbering, result_headers, tick_headers
-from liftpy.core.services.machine import ServiceMachine
+from liftpy.core.services.machine import ServiceMachine, effect_result
 from liftpy.core.services.outbox import Outbox, Output
 from liftpy.core.services.replies import Reply, ReplyBuffer
-from liftpy.core.services.service import DivergedError, Headers, Role, Service, ServiceFailedError
+from liftpy.core.services.service import DivergedError, Role, Service, ServiceFailedError
 from liftpy.core.services.snapshot import Identity, Snapshot, decode
 from liftpy.core.wire.batch import Record
+from liftpy.core.wire.headers import HeadersLike, encoded_pairs
 from liftpy.errors import ConfigError
 
 _IDENTITY = Identity("tested", "input", "test", 0)
@@ -110,7 +111,8 @@ class ServiceTest:
             limit: Maximum number of effects. Default 1000.
 
         Raises:
-            ServiceFailedError: There are still effects after ``limit``.
+            ServiceFailedError: There are still effects after ``limit``, or ``on_effect`` returned an object that is no
+                result.
         """
         for _ in range(limit):
             waiting = self.effects
@@ -118,7 +120,7 @@ class ServiceTest:
                 return self
             with ThreadPoolExecutor(1) as pool:  # a thread as on a node, where no event loop runs
                 done = None if waiting[0].is_offer else pool.submit(self._run_handler, waiting[0]).result()
-            self.result(waiting[0], done or b"")
+            self.result(waiting[0], effect_result(done))
         raise ServiceFailedError(
             f"More than {limit} effects ran. Does each effect request another one? Increase limit if this is intended."
         )
@@ -141,7 +143,7 @@ class ServiceTest:
         value: bytes | None,
         *,
         key: bytes | None = None,
-        headers: Headers = (),
+        headers: HeadersLike | None = None,
         subject: str = "input",
         reply: str | None = None,
     ) -> ServiceTest:
@@ -150,13 +152,17 @@ class ServiceTest:
         Args:
             value: Payload. None is a tombstone.
             key: Key of the record. Default None: no key.
-            headers: Pairs of name and value. Default (): none.
+            headers: A mapping, or pairs of name and value. Default None.
             subject: Subject of the record. Default ``input``.
             reply: Reply subject of the record. Default None: none.
 
         Raises:
             ServiceFailedError: The service raised an error or broke a rule.
+            ConfigError: The record is not valid.
         """
+        if not isinstance(value, bytes | None) or not isinstance(key, bytes | None):
+            raise ConfigError("Invalid record. value and key must be bytes or None: encode text first.")
+        pairs = encoded_pairs(headers)
         if self._failed:
             raise ServiceFailedError("The service has failed, so this ServiceTest cannot continue. Create another ServiceTest.")
         record = Record(
@@ -164,7 +170,7 @@ class ServiceTest:
             timestamp_ns=self._now_ns,
             key=key,
             value=value,
-            headers=tuple(headers),
+            headers=pairs,
             subject=subject,
             reply=reply,
             leader_epoch=1,

@@ -106,6 +106,27 @@ async def headers_come_back_as_they_were_given(place: Place) -> None:
 
 
 @case
+async def a_publish_that_expects_another_stream_is_rejected_at_once(place: Place) -> None:
+    await place.client.create_stream(place.name, f"data.{place.name}")
+    async with asyncio.timeout(10):  # not the patience of 30 s
+        async with refused(PublishRejectedError, "WRONG_STREAM"):
+            await place.client.publish(place.name, b"x", headers={"Nats-Expected-Stream": "another"})
+        async with refused(PublishRejectedError, "WRONG_STREAM"):
+            await place.client.services.call("s", place.name, b"x", headers={"Nats-Expected-Stream": "another"}, timeout_s=30)
+    assert await place.values() == []
+
+
+@case
+async def keys_of_a_filter_may_be_any_kind_of_bytes(place: Place) -> None:
+    await place.client.create_stream(place.name, f"data.{place.name}")
+    for number in range(6):
+        await place.client.publish(place.name, b"%d" % number, key=b"k%d" % (number % 3))
+    keys: list[Any] = [bytearray(b"k0"), memoryview(b"k2")]
+    assert await place.values(keys=keys) == [b"0", b"2", b"3", b"5"]
+    assert (await place.client.admin.purge(place.name, 0, keys=keys)) is not None
+
+
+@case
 async def a_message_id_is_stored_once(place: Place) -> None:
     await place.client.create_stream(place.name, f"data.{place.name}")
     acks = [await place.client.publish(place.name, b"v%d" % n, msg_id=f"id{n // 2}") for n in range(6)]

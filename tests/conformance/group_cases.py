@@ -104,6 +104,7 @@ async def groups_and_cursors_are_had_without_asyncio(place: Place) -> None:
                 assert cursor.fetch(1) is None
                 assert list(cursor.consume(1, start="new", until="end")) == []
                 assert [record.offset for record in cursor.consume(1, until="end")] == [0, 1, 2, 3]
+                assert [record.offset for record in cursor.consume(1, backwards=True)] == [3, 2, 1, 0]
                 cursor.commit(2, 1)
             with client.cursor(f"{name}-c", name) as cursor:
                 assert cursor.fetch(1) == 2

@@ -20,7 +20,14 @@ from liftpy.config import ReplicationConfig, StreamConfig
 from liftpy.core.replication.replica import Replica
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2
-from liftpy.errors import ConfigError, LiftError, NotFoundError, OffsetOutOfRangeError, PublishRejectedError
+from liftpy.errors import (
+    ConfigError,
+    LiftError,
+    NotFoundError,
+    OffsetOutOfRangeError,
+    OutcomeUnknownError,
+    PublishRejectedError,
+)
 from liftpy.service import Record, Service
 from liftpy.testing.memory import MemoryCluster, memory_cluster
 from tests.conformance import client_cases, group_cases
@@ -289,6 +296,8 @@ def test_memory_cluster_service_answers_calls_and_writes_its_output_stream() -> 
         with pytest.raises(NotFoundError):
             cluster.serve(Counting, "counting", "commands")
         client.create_stream("commands", "data.commands", replicas=3)
+        with pytest.raises(NotFoundError, match="has no partition 3"):
+            cluster.serve(Counting, "counting", "commands", partition=3)
         client.create_stream("results", "data.results")
         cluster.serve(Counting, "counting", "commands", output_stream="results", tick_interval_s=0.05)
         answers = [client.services.call("counting", "commands", b"x", key=b"a", timeout_s=30).value for _ in range(7)]
@@ -442,3 +451,24 @@ async def test_memory_node_with_an_internal_error_stops_and_another_node_leads(m
             await client.publish("orders", b"one")
         assert failing not in cluster.running
         assert await _values(client, "orders", until="end") == [b"one"]
+
+
+def test_service_call_on_a_stream_of_two_services_returns_the_reply_of_the_named_service() -> None:
+    class Greeting(Service):
+        def on_record(self, record: Record) -> None:
+            self.reply(record, b"hello")
+
+        def take_snapshot(self) -> bytes:
+            return b""
+
+    with memory_cluster(1, max_payload=100_000) as cluster, cluster.sync_client() as client:
+        client.create_stream("commands", "data.commands")
+        client.create_stream("results", "data.results")
+        cluster.serve(Counting, "counting", "commands", output_stream="results")
+        cluster.serve(Greeting, "greeting", "commands")
+        answers = [client.services.call(name, "commands", b"x", key=b"a").value for name in ("counting", "greeting") * 3]
+        assert answers == [b"1", b"hello", b"3", b"hello", b"5", b"hello"]
+        with pytest.raises(OutcomeUnknownError, match=r"Only (counting, greeting|greeting, counting) answered"):
+            client.services.call("counts", "commands", b"x", key=b"b", timeout_s=0.3)
+        with pytest.raises(PublishRejectedError, match="more than the NATS server accepts"):
+            client.services.call("counting", "commands", bytes(100_001), key=b"a")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
+import re
 import select
 import signal
 from collections.abc import Callable, Iterable
@@ -14,7 +15,7 @@ import pytest
 
 from liftpy.client import Client, ProducerOptions
 from liftpy.client.metadata_requests import MetadataRequests
-from liftpy.client.partition_sender import Source
+from liftpy.client.partition_sender import RECORD_BYTES, Source
 from liftpy.client.sync import SyncClient
 from liftpy.config import StreamConfig
 from liftpy.core.metadata.image import StreamImage
@@ -409,3 +410,23 @@ async def test_producer_over_quota_for_longer_than_its_patience_raises_outcome_u
         with pytest.raises(OutcomeUnknownError, match="QUOTA"):
             await producer.flush()
         await producer.close()
+
+
+@pytest.mark.parametrize(("max_payload", "id"), [(16_384, "p" * 255), (4096, "p" * 255), (2048, "p")])
+async def test_producer_with_a_small_max_payload_of_nats_stores_what_fits_into_a_message(max_payload: int, id: str) -> None:
+    async with memory_cluster(1, max_payload=max_payload) as cluster, cluster.client() as client:
+        await client.create_stream("s", "data.s", partitions=2)
+        async with client.producer("s", id=id) as producer:
+            with pytest.raises(
+                PublishRejectedError, match=rf"has room for (\d+) bytes \(max_payload is {max_payload}\)"
+            ) as rejected:
+                await producer.send(bytes(max_payload), key=b"k")
+            found = re.search(r"has room for (\d+) bytes", str(rejected.value))
+            room = int(found[1]) if found is not None else 0
+            largest = b"x" * (room - RECORD_BYTES)
+            assert len(largest) >= max_payload // 2
+            for value in (largest, b"small", largest[:-1]):
+                await producer.send(value, partition=0)
+            await producer.send_many([b"m" * 100] * 200, partition=0)
+        values = [record.value async for record in client.consume("s", until="end")]
+        assert values == [largest, b"small", largest[:-1], *[b"m" * 100] * 200]

@@ -8,12 +8,14 @@ record. So a snapshot is a function of the log alone.
 from __future__ import annotations
 
 import heapq
+import operator
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import isawaitable
 from typing import Any
 
+from liftpy.core.base.ids import is_utf8
 from liftpy.core.publish.jetstream_headers import first_refused
 from liftpy.core.services.bad_records import (
     BadRecordError,
@@ -42,7 +44,7 @@ from liftpy.core.services.service import DivergedError, Headers, Role, Service, 
 from liftpy.core.services.snapshot import Identity, Section, Snapshot
 from liftpy.core.services.versions import FIRST, check_code, decided_version, encode_section, follows, from_section
 from liftpy.core.wire.batch import Record
-from liftpy.core.wire.headers import OUTPUT_TO, is_reserved
+from liftpy.core.wire.headers import OUTPUT_TO, Pairs, is_reserved
 from liftpy.errors import ConfigError, LiftError, StorageError
 from liftpy.renamed import accept_old_keywords
 
@@ -537,6 +539,8 @@ class ServiceMachine:
     def emit(self, value: bytes, key: bytes | None, headers: Headers, to: str = "") -> None:
         """Add an output of the current record. It goes to the outbox when the callback returns. ``to``: route, '' for none."""
         source = self._current_source("emit")
+        if not isinstance(to, str):
+            raise ServiceFailedError(f"Invalid route of type {type(to).__name__}. Use the name of a route (str).")
         if to and self.routes is not None and to not in self.routes:
             raise ServiceFailedError(
                 f"emit() was called with the unknown route {to!r}. Start the service with --route {to}=STREAM on all nodes."
@@ -550,10 +554,13 @@ class ServiceMachine:
                 "emit() was called, but the service has no output stream. Start it with --output-stream STREAM."
             )
         count, key = len(source.emitted), _as_bytes(key)
-        pairs = tuple((name, _as_bytes(content)) for name, content in headers)
-        if not isinstance(key, bytes | None) or not all(_is_header(name, content) for name, content in pairs):
+        try:
+            pairs: Pairs | None = tuple((name, _as_bytes(content)) for name, content in headers)
+        except (TypeError, ValueError):
+            pairs = None
+        if not isinstance(key, bytes | None) or pairs is None or not all(_is_header(*pair) for pair in pairs):
             raise ServiceFailedError(
-                "Invalid output. The key must be bytes or None. A header is a name (str) and a value (bytes)."
+                "Invalid output. The key must be bytes or None. The headers must be pairs of a name (str) and a value (bytes)."
             )
         stored_pairs = (*pairs, (OUTPUT_TO, to.encode())) if to else pairs
         output = Output(self.outbox.output_count + count, source.offset, source.index, value, key, stored_pairs)
@@ -589,8 +596,8 @@ class ServiceMachine:
         """Schedule an effect, which is an action outside of the state machine. The LEADER runs it later."""
         if type(self.service).on_effect is Service.on_effect:
             raise ServiceFailedError("effect() was called, but the class has no on_effect. Define on_effect in the class.")
-        if not isinstance(name, str) or not 0 < len(name.encode()) <= MAX_NAME_BYTES:
-            raise ServiceFailedError(f"Invalid name of an effect. Use 1 to {MAX_NAME_BYTES} bytes.")
+        if not isinstance(name, str) or not is_utf8(name) or not 0 < len(name.encode()) <= MAX_NAME_BYTES:
+            raise ServiceFailedError(f"Invalid name of an effect. Use a text (str) of 1 to {MAX_NAME_BYTES} bytes.")
         self._ask("effect", _RequestedEffect(name, payload, None, is_offer=False))
 
     def offer(self, value: bytes, key: bytes | None) -> None:
@@ -599,14 +606,14 @@ class ServiceMachine:
 
     def _ask(self, what: str, effect: _RequestedEffect) -> None:
         source = self._current_source(what)
+        are_bytes = isinstance(effect.payload, bytes) and isinstance(effect.key, bytes | None)
+        if not are_bytes or len(effect.payload) + len(effect.key or b"") > MAX_OUTPUT_BYTES:
+            raise ServiceFailedError(f"Invalid {what}. It must be bytes of at most {MAX_OUTPUT_BYTES}.")
         if not self.effects.has_room(len(source.asked) + 1, sum(len(other.payload) for other in (effect, *source.asked))):
             raise ServiceFailedError(
                 f"Too many pending effects and offers: at most {MAX_PENDING}, or {MAX_PENDING_BYTES} bytes. Wait for "
                 "results before you request more."
             )
-        are_bytes = isinstance(effect.payload, bytes) and isinstance(effect.key, bytes | None)
-        if not are_bytes or len(effect.payload) + len(effect.key or b"") > MAX_OUTPUT_BYTES:
-            raise ServiceFailedError(f"Invalid {what}. It must be bytes of at most {MAX_OUTPUT_BYTES}.")
         source.asked.append(effect)
 
     def run_effect(self, effect: Effect) -> object:
@@ -665,6 +672,21 @@ def _is_header(name: object, content: object) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def effect_result(returned: object) -> bytes:
+    """Return the result of an effect from the object that ``on_effect`` has returned.
+
+    Raises ServiceFailedError if it is neither bytes nor None, or if it is too large.
+    """
+    if returned is not None and not isinstance(returned, bytes):
+        raise ServiceFailedError(f"on_effect returned {type(returned).__name__}. Return bytes or None.")
+    if returned is not None and len(returned) > MAX_OUTPUT_BYTES:
+        raise ServiceFailedError(
+            f"on_effect returned {len(returned)} bytes, at most {MAX_OUTPUT_BYTES} are allowed. Return a reference "
+            "to larger data."
+        )
+    return returned or b""
 
 
 def _deferred_state(make: object) -> Callable[[], bytes]:
@@ -749,11 +771,12 @@ class LogTimers:
 
         Raises ValueError if the name, the time or the number of timers is not allowed.
         """
-        is_time = hasattr(at_ns, "__index__") and -(1 << 63) <= at_ns < 1 << 63
-        if not 0 < len(name.encode()) <= MAX_TIMER_NAME_BYTES or not is_time:
+        is_name = isinstance(name, str) and is_utf8(name) and 0 < len(name.encode()) <= MAX_TIMER_NAME_BYTES
+        if not is_name or not hasattr(at_ns, "__index__") or not -(1 << 63) <= at_ns < 1 << 63:
             raise ValueError(
-                f"Invalid timer. Use a name of 1 to {MAX_TIMER_NAME_BYTES} bytes and a time in nanoseconds (int64)."
+                f"Invalid timer. Use a name (str) of 1 to {MAX_TIMER_NAME_BYTES} bytes and a time in nanoseconds (int64)."
             )
+        at_ns = operator.index(at_ns)  # not a number of NumPy: a snapshot restores an int
         if name not in self._at_ns and len(self._at_ns) >= MAX_TIMERS:
             raise ValueError(f"Too many timers: at most {MAX_TIMERS}. Cancel timers that are no longer needed.")
         self._at_ns[name] = at_ns

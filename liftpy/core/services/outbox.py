@@ -395,6 +395,9 @@ class Route:
     processes copy at once, both expect the same end: one of them is rejected, reads again, and finds the copies of the other.
     So no further state has to be stored.
 
+    If partitions are added to the target stream, the keys of later outputs select other partitions. So a new LEADER reads the
+    numbers of all copies above the lowest last number of a partition, and leaves out these outputs wherever their copy is.
+
     Worked example: outputs 0 (to "alerts"), 1, 2 (to "alerts"). The LEADER appends the copy of 0, then dies. The next LEADER
     finds number 0 at the end of the alerts stream, and continues with output 1.
     """
@@ -412,8 +415,32 @@ class RouteTarget:
 
     end_offset: int = 0
     last_number: int = -1
+    copied_below: int = 0
+    """Number below which the partition needs no copies, because retention has deleted them."""
     waiting: list[Record] = field(default_factory=list)
     """Outputs that must be appended next, as stored in the output stream."""
+
+
+class CopiedOutputs:
+    """Numbers of outputs that the target partitions of a route have, as one bit for each number from ``first`` on.
+
+    An output may be in another partition than its key selects now, because partitions were added after it was copied.
+    """
+
+    def __init__(self, first: int) -> None:
+        self._first = first
+        self._bits = bytearray()
+
+    def add(self, number: int) -> None:
+        """Note that a target partition has the output ``number``. A number below ``first`` is ignored."""
+        place, bit = divmod(number - self._first, 8)
+        if place >= 0:
+            self._bits.extend(bytes(max(place + 1 - len(self._bits), 0)))
+            self._bits[place] |= 1 << bit
+
+    def __contains__(self, number: int) -> bool:
+        place, bit = divmod(number - self._first, 8)
+        return 0 <= place < len(self._bits) and bool(self._bits[place] >> bit & 1)
 
 
 def partitions_of(partition: int, instances: int, partitions: int, route: Route) -> tuple[int, ...]:
@@ -443,10 +470,11 @@ def place_of(key: bytes | None, places: Sequence[int]) -> int:
     return places[partition_of(key, len(places))] if key is not None else places[0]
 
 
-def sort_in(records: Iterable[Record], route: Route, places: dict[int, RouteTarget]) -> None:
+def sort_in(records: Iterable[Record], route: Route, places: dict[int, RouteTarget], copied: CopiedOutputs) -> None:
     """Add each of the output ``records`` that belongs to ``route`` to the ``waiting`` list of its target partition.
 
-    Outputs that the target partition has already are left out. ``places``: target partitions by number.
+    Outputs that a target partition has already are left out. ``places``: target partitions by number. ``copied``: outputs that
+    they have.
     """
     order = sorted(places)
     wanted = route.name.encode()
@@ -454,7 +482,7 @@ def sort_in(records: Iterable[Record], route: Route, places: dict[int, RouteTarg
         if record.header(OUTPUT_TO) != wanted:
             continue
         place = places[place_of(record.key, order)]
-        if record.offset > place.last_number:
+        if record.offset >= place.copied_below and record.offset not in copied:
             place.waiting.append(record)
 
 

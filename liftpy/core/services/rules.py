@@ -35,6 +35,7 @@ CALLBACKS = (
     "on_effect_result",
     "on_version",
     "take_snapshot",
+    "check_snapshot",
 )
 """Names of the callbacks of a service. Only ``on_effect`` may be a coroutine."""
 DIGEST_SIZE_BYTES = 16

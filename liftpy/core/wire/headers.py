@@ -69,6 +69,17 @@ def may_be_enveloped(name: str) -> bool:
 
 def pairs_of(headers: HeadersLike | None) -> Pairs:
     """Return the headers that an application passes as (name, value) pairs. Raises ConfigError for invalid or reserved names."""
+    pairs = encoded_pairs(headers)
+    for name, _ in pairs:
+        if is_reserved(name):
+            raise ConfigError(f"Invalid header name {name!r}. Names must not be empty, and Lift-* is reserved.")
+        if not is_utf8(name):
+            raise ConfigError(f"Invalid header name {quote(name)}. Use UTF-8 text.")
+    return pairs
+
+
+def encoded_pairs(headers: HeadersLike | None) -> Pairs:
+    """Return headers as pairs of name and value, with text encoded as UTF-8. Raises ConfigError for invalid types."""
     if not headers:
         return ()
     items = headers.items() if isinstance(headers, Mapping) else headers
@@ -79,10 +90,8 @@ def pairs_of(headers: HeadersLike | None) -> Pairs:
             f"Invalid headers: {error}. Use a mapping, or pairs of a name (str) and a value (str or bytes)."
         ) from error
     for name, _ in pairs:
-        if not isinstance(name, str) or is_reserved(name):
+        if not isinstance(name, str):
             raise ConfigError(f"Invalid header name {name!r}. Names must not be empty, and Lift-* is reserved.")
-        if not is_utf8(name):
-            raise ConfigError(f"Invalid header name {quote(name)}. Use UTF-8 text.")
     return pairs
 
 

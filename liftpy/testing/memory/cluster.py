@@ -28,7 +28,7 @@ from liftpy.core.services.service import Role, Service
 from liftpy.core.services.snapshot import Identity
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import GROUPS_SERVICE, GROUPS_STREAM, Subjects
-from liftpy.errors import ConfigError
+from liftpy.errors import ConfigError, NotFoundError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.transport import Transport, open_connection
 from liftpy.renamed import accept_old_keywords
@@ -258,7 +258,7 @@ class MemoryCluster(ClusterForTests):
             tick_interval_s: Interval of records that advance log time, in seconds. Default 1.
 
         Raises:
-            NotFoundError: No such stream.
+            NotFoundError: No such stream or partition.
             ConfigError: The service and its settings do not fit together.
 
         Example:
@@ -456,7 +456,10 @@ class MemoryService:
     async def begin(self) -> None:
         """Create the state of the service and start to feed it records. Raises NotFoundError, and the error of ``on_start``."""
         settings, client, transport = self._settings, self._client, self._client.transport
-        uid = (await client.stream(settings.stream)).uid
+        stream = await client.stream(settings.stream)
+        if settings.partition >= len(stream.partitions):
+            raise NotFoundError(f"Stream {stream.name} has no partition {settings.partition}. It has {len(stream.partitions)}.")
+        uid = stream.uid
         identity = Identity(settings.service, settings.stream, uid, settings.partition)
         if settings.output_stream:
             await client.stream(settings.output_stream)

@@ -508,5 +508,5 @@ def test_publish_with_message_id_or_expected_offset_sends_the_nats_header_of_eac
     for offset in (-2, 1 << 62):
         with pytest.raises(ConfigError, match="expected_last ="):
             headers_with_conditions(None, "", offset)
-    with pytest.raises(ConfigError, match="set twice"):
+    with pytest.raises(ConfigError, match="Pass the id as msg_id=, or remove this header"):
         headers_with_conditions({"Nats-Msg-Id": "a"}, "b", None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -44,6 +44,7 @@ class Wire:
         self.sent: list[tuple[str, client_pb2.Message, str]] = []
         self.expected: list[tuple[str, float]] = []
         self.waiting: dict[str, asyncio.Future[Any]] = {}
+        self.accepts: dict[str, Callable[[Any], bool]] = {}
         self.found_anew: list[bool] = []
         self.reconnected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -51,8 +52,11 @@ class Wire:
         pass
 
     @contextlib.asynccontextmanager
-    async def expect_answer(self, subject: str, timeout_s: float) -> AsyncIterator[tuple[str, asyncio.Future[Any]]]:
+    async def expect_answer(
+        self, subject: str, timeout_s: float, accepts: Callable[[Any], bool] = bool
+    ) -> AsyncIterator[tuple[str, asyncio.Future[Any]]]:
         name = f"inbox.{len(self.expected)}"
+        self.accepts[name] = accepts
         self.expected.append((subject, timeout_s))
         self.waiting[name] = asyncio.get_running_loop().create_future()
         try:
@@ -64,7 +68,7 @@ class Wire:
         sent = frames.decode(payload, client_pb2.Message)
         self.sent.append((subject, sent, reply))
         for name, said in zip((reply, sent.replySubject), self.script.pop(0), strict=True):
-            if said is not None:
+            if said is not None and self.accepts[name](said):
                 self.waiting[name].set_result(said)
 
     async def found(self, anew: bool, newest: bool) -> Address:
@@ -217,13 +221,17 @@ async def test_service_command_to_a_missing_stream_raises_not_found_and_sends_no
     assert wire.expected == []
 
 
-@pytest.mark.parametrize("who", ["", "other"])
-async def test_service_command_answered_by_another_service_raises_protocol_error(who: str) -> None:
-    said = reply(Lift_Service=who)
-    with pytest.raises(ProtocolError, match="not from service bank"):
-        await Wire((None, said)).call()
+async def test_service_command_answered_by_another_service_waits_for_its_own_service() -> None:
+    """Several services may read one stream. Each of them replies."""
+    wire = Wire(*[(ack(), reply(Lift_Service="audit"))] * 100)
+    with pytest.raises(RequestTimeoutError, match=r"within 0\.02 s\. Only audit answered: check the service name"):
+        await wire.call(timeout_s=0.02)
+
+
+@pytest.mark.parametrize("said", [reply(Lift_Service=""), message(b"x")])
+async def test_service_command_answered_by_no_service_raises_protocol_error(said: Any) -> None:
     with pytest.raises(ProtocolError, match="came from no service, not from service bank"):
-        await Wire((None, message(b"x"))).call()
+        await Wire((None, said)).call()
 
 
 @pytest.mark.parametrize(

@@ -86,9 +86,10 @@ class World:
         self.logs: dict[tuple[str, int], list[Record]] = {("out", 0): [], ("warnings", 0): [], ("warnings", 1): []}
         self.starts: dict[str, int] = {}
         self.subject = subject
+        self.partitions = 2
 
     async def stream(self, name: str) -> Any:
-        count = {"in": 1, "warnings": 2}[name]
+        count = {"in": 1, "warnings": self.partitions}[name]
         config = SimpleNamespace(compaction=False, retention_age_s=60.0)
         return SimpleNamespace(
             name=name, uid=f"{name}-uid", subject=self.subject, partitions=[None] * count, answers=True, config=config
@@ -323,3 +324,32 @@ async def test_service_output_router_rejects_a_target_stream_with_compaction_or_
     copier: Any = Copier(world)
     with pytest.raises(ConfigError, match="warnings cannot be used"):
         await copier.router._learn()
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_service_output_router_after_partitions_were_added_copies_each_output_once(seed: int) -> None:
+    """A leader fails between the copies of one batch of outputs, and the next one knows more partitions."""
+    rng = random.Random(seed)
+    world = World()
+    world.rng = random.Random(seed)
+    outputs = [output(number, rng.choice(("alerts", "other")), b"%d" % number) for number in range(240)]
+    wanted = [record.offset for record in outputs if record.header("Lift-Output-To") == b"alerts"]
+    for count in (1, 2, 4, 6):
+        world.partitions = count
+        for partition in range(count):
+            world.logs.setdefault(("warnings", partition), [])
+        for is_last in (False, False, True):
+            world.logs["out", 0] = outputs[: len(world.logs["out", 0]) + 20]
+            emitted = [number for number in wanted if number < len(world.logs["out", 0])]
+            task = asyncio.create_task(Copier(world).router.run())
+            if is_last and count == 6:
+                await until(lambda emitted=emitted: len({*all_numbers(world)}) == len(emitted))  # type: ignore[misc]
+            for _ in range(rng.randrange(40)):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.sleep(0.01)  # late copies of this leader arrive
+    assert sorted(all_numbers(world)) == wanted
+
+
+def all_numbers(world: World) -> list[int]:
+    return [number for partition in range(world.partitions) for number in numbers(world, partition)]

@@ -21,7 +21,7 @@ from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import Record, add_header, parse_batch
 from liftpy.errors import ConfigError, LiftError, OffsetOutOfRangeError
 from liftpy.nats.transport import RequestTimeoutError
-from liftpy.service import DivergedError, Outbox
+from liftpy.service import DivergedError, Outbox, ServiceFailedError
 from liftpy.service.output_writer import Destination, Emitter
 from liftpy.service.settings import ServiceSettings
 from sidecar.cli.service import exit_code
@@ -341,6 +341,19 @@ async def test_service_output_writer_raises_stream_replaced_if_the_output_stream
     sender.emitter.reread_end()
     await until(lambda: sender.failed)
     assert exit_code(sender.failed[0]) == 75
+
+
+async def test_service_output_writer_ends_the_service_if_on_role_change_raises(start: Any) -> None:
+    """A service with outputs becomes LEADER when the output writer knows the end of the output stream."""
+    sender = Sender(Partition())
+
+    def become_leader() -> None:
+        raise ServiceFailedError("on_role_change: KeyError: 'cache'")
+
+    sender.outputs_known = become_leader  # type: ignore[method-assign]
+    start(sender)
+    await until(lambda: sender.failed)
+    assert "on_role_change" in str(sender.failed[0])
 
 
 @pytest.mark.parametrize(

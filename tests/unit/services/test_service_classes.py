@@ -131,8 +131,8 @@ def generated(*_: object) -> Any:
     yield
 
 
-@each("name", ["on_start", "on_record", "on_timer", "on_query", "on_role_change", "take_snapshot"])
-@each("callback", [later, generated])
+@each("name", ["on_start", "on_record", "on_timer", "on_query", "on_role_change", "take_snapshot", "check_snapshot"])
+@each("callback", [later, generated, classmethod(later)])
 def test_service_class_with_an_async_callback_raises_with_the_callback_name(name: str, callback: object) -> None:
     wrong = type("Wrong", (Still,), {name: callback})
     with pytest.raises(ConfigError, match="is an async function"):

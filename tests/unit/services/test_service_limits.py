@@ -97,8 +97,8 @@ def effects(*sizes: int) -> Callable[[Any, Record], None]:
 
 BOUND = 256 * KIB
 OVERHEAD = 128
-TYPES = "Invalid output. The key must be bytes or None. A header is a name (str) and a value (bytes)."
-NAME = "Invalid timer. Use a name of 1 to 1024 bytes and a time in nanoseconds (int64)."
+TYPES = "Invalid output. The key must be bytes or None. The headers must be pairs of a name (str) and a value (bytes)."
+NAME = "Invalid timer. Use a name (str) of 1 to 1024 bytes and a time in nanoseconds (int64)."
 
 
 @each(
@@ -131,9 +131,9 @@ NAME = "Invalid timer. Use a name of 1 to 1024 bytes and a time in nanoseconds (
         (lambda s, r: s.reply(r, "text"), "A reply must be bytes of at most"),
         (lambda s, r: s.effect("e" * 256, b""), ""),
         (lambda s, r: s.effect("é" * 128, b""), ""),
-        (lambda s, r: s.effect("é" * 128 + "e", b""), "Invalid name of an effect. Use 1 to 256 bytes."),
-        (lambda s, r: s.effect("", b""), "Invalid name of an effect. Use 1 to 256 bytes."),
-        (lambda s, r: s.effect(b"e", b""), "Invalid name of an effect. Use 1 to 256 bytes."),
+        (lambda s, r: s.effect("é" * 128 + "e", b""), "Invalid name of an effect. Use a text (str) of 1 to 256 bytes."),
+        (lambda s, r: s.effect("", b""), "Invalid name of an effect. Use a text (str) of 1 to 256 bytes."),
+        (lambda s, r: s.effect(b"e", b""), "Invalid name of an effect. Use a text (str) of 1 to 256 bytes."),
         (lambda s, r: s.effect("e", b"x" * BOUND), ""),
         (lambda s, r: s.effect("e", b"x" * (BOUND + 1)), f"Invalid effect. It must be bytes of at most {BOUND}."),
         (lambda s, r: s.effect("e", "text"), f"Invalid effect. It must be bytes of at most {BOUND}."),

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import time
+from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 
+from liftpy.core.services.effects import Effect
+from liftpy.core.services.outbox import MAX_OUTPUT_BYTES
 from liftpy.errors import ConfigError
 from liftpy.service import DivergedError, Record, Role, Service, ServiceFailedError
 from liftpy.testing import ServiceTest
@@ -184,3 +190,84 @@ def test_service_test_harness_verify_rejects_a_class_that_cannot_be_imported() -
         fed(lambda: Echo()).verify()  # type: ignore[arg-type]
     fed(Local).verify(hash_seeds=0)
     assert ServiceTest(Local).service.role is Role.LEADER
+
+
+class Clerk(Service):
+    """A service whose state has everything that it received. A record that is JSON is a call with arguments of a wrong type."""
+
+    def on_start(self, snapshot: bytes | None) -> None:
+        self.seen: list[Any] = json.loads(snapshot) if snapshot else []
+
+    def on_record(self, record: Record) -> None:
+        self.seen.append([str(record.headers), record.value and record.value.decode(), type(self.now_ns).__name__])
+        if record.value == b"wait":
+            self.set_timer("later", np.int64(self.now_ns + 5))
+
+    def on_timer(self, name: str) -> None:
+        self.seen.append([name, type(self.now_ns).__name__])
+
+    def on_effect(self, effect: Effect) -> Any:
+        return effect.payload.decode()
+
+    def take_snapshot(self) -> bytes:
+        return json.dumps(self.seen).encode()
+
+
+def test_service_timer_at_a_numpy_time_gives_the_same_log_time_after_a_restore() -> None:
+    test = ServiceTest(Clerk).send(b"wait").advance(1).send(b"x")
+    assert test.service.seen[1:] == [["later", "int"], ["()", "x", "int"]]  # type: ignore[attr-defined]
+    test.verify(hash_seeds=0)
+
+
+def test_service_test_harness_run_effects_rejects_results_that_a_node_rejects() -> None:
+    class Buyer(Clerk):
+        def on_record(self, record: Record) -> None:
+            self.effect("buy", record.value or b"")
+
+    with pytest.raises(ServiceFailedError, match=r"on_effect returned str\. Return bytes or None"):
+        ServiceTest(Buyer).send(b"a").run_effects()
+
+    class Large(Buyer):
+        def on_effect(self, effect: Effect) -> bytes:
+            return bytes(MAX_OUTPUT_BYTES + 1)
+
+    with pytest.raises(ServiceFailedError, match="at most 262144 are allowed"):
+        ServiceTest(Large).send(b"a").run_effects()
+
+
+def test_service_test_harness_send_takes_the_values_and_headers_that_client_publish_takes() -> None:
+    test = ServiceTest(Clerk).send(b"a", headers={"h": "1"}).send(b"b", headers=[("h", "1"), ("h", b"2")])
+    assert [seen[0] for seen in test.service.seen] == ["(('h', b'1'),)", "(('h', b'1'), ('h', b'2'))"]  # type: ignore[attr-defined]
+    for wrong in ({"value": "text"}, {"value": b"x", "key": "k"}, {"value": b"x", "headers": [("h", 1)]}):
+        with pytest.raises(ConfigError, match="Invalid"):
+            test.send(**wrong)  # type: ignore[arg-type]
+    assert len(test.send(b"c").service.seen) == 3, "a record that is not valid does not end the test"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda service: service.set_timer(b"name", 5), "Invalid timer. Use a name (str)"),
+        (lambda service: service.set_timer("name", "5"), "Invalid timer. Use a name (str)"),
+        (lambda service: service.effect(b"name"), "Invalid name of an effect"),
+        (lambda service: service.effect("\ud800"), "Invalid name of an effect"),
+        (lambda service: service.effect("name", None), "Invalid effect. It must be bytes"),
+        (lambda service: service.offer(None), "Invalid offer. It must be bytes"),
+        (
+            lambda service: service.emit(b"", headers={"h": b"1"}),
+            "Invalid output. The key must be bytes or None. The headers must be pairs",
+        ),
+        (
+            lambda service: service.emit(b"", headers=5),
+            "Invalid output. The key must be bytes or None. The headers must be pairs",
+        ),
+        (lambda service: service.emit(b"", to=b"alerts"), "Invalid route of type bytes"),
+    ],
+)
+def test_service_call_with_an_argument_of_a_wrong_type_names_the_argument(call: Callable[[Any], None], text: str) -> None:
+    class Caller(Clerk):
+        def on_record(self, record: Record) -> None:
+            call(self)
+
+    with pytest.raises(ServiceFailedError, match=f"on_record failed at offset 0: {re.escape(text)}"):
+        ServiceTest(Caller).send(b"x")
