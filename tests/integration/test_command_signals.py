@@ -93,7 +93,7 @@ main(["backup", *sys.argv[2:]])
 @pytest.mark.parametrize(
     "words", [("list",), ("verify",), ("prune", "--keep", "1"), ("restore", "--all")], ids=lambda words: words[0]
 )
-def test_backup_command_whose_store_does_not_answer_ends_by_the_signal(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_backup_command_for_a_store_without_answers_ends_by_the_signal(words: tuple[str, ...], tmp_path: Path) -> None:
     """The main thread waited for the store and could not handle the signal."""
     begun = tmp_path / "begun"
     command = [sys.executable, "-c", _STORE_WITHOUT_ANSWER, str(begun), words[0], str(tmp_path), *words[1:]]

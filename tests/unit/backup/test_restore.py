@@ -268,7 +268,7 @@ async def test_drill_tells_a_replica_that_does_not_answer_from_one_that_differs(
 
 
 @pytest.mark.parametrize("is_own", [True, False])
-async def test_restore_whose_create_request_has_no_answer_removes_the_stream_if_it_is_its_own(
+async def test_restore_without_an_answer_to_its_create_request_removes_only_its_own_stream(
     manifest: Manifest, is_own: bool
 ) -> None:
     """The stream and the helper remained, and the helper could not be removed."""

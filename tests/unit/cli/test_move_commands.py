@@ -283,7 +283,7 @@ def test_partition_elect_unclean_of_a_stream_that_was_replaced_during_the_prompt
 
 
 @pytest.mark.parametrize("command", ["transfer", "elect-preferred"])
-def test_partition_command_whose_node_does_not_become_leader_exits_with_1(
+def test_partition_command_for_a_node_that_does_not_become_leader_exits_with_1(
     command: str, run: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The chosen node stops during the transfer. Then another node leads, and the exit code was 0."""

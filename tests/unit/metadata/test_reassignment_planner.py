@@ -131,7 +131,7 @@ def _report_failed_storage(moved: Moved, node: str, partition: int = 0) -> None:
 
 
 @pytest.mark.parametrize("has_other", [True, False])
-def test_reassignment_planner_replaces_a_node_whose_storage_fails_during_a_copy(has_other: bool) -> None:
+def test_reassignment_planner_replaces_a_node_with_failed_storage_during_a_copy(has_other: bool) -> None:
     moved = Moved("abcde" if has_other else "abcd")
     moved.driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])
     drain(moved, "c")
@@ -166,7 +166,7 @@ def test_reassignment_planner_repeats_a_failed_copy_that_an_operator_requested(r
     assert moved.driver.partition().joining == "d"
 
 
-def test_reassignment_planner_knows_the_rack_of_a_replica_whose_storage_has_failed() -> None:
+def test_reassignment_planner_knows_the_rack_of_a_replica_with_failed_storage() -> None:
     moved = Moved("abcde", racks="xyzyz")
     moved.driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])
     _report_failed_storage(moved, "b")

@@ -265,9 +265,7 @@ async def test_partition_manager_stop_with_undeleted_files_is_not_clean(node: An
     assert (await node.partitions.stop(), node.partitions.all_flushed) == (False, False)
 
 
-async def test_partition_whose_log_cannot_be_opened_is_deleted_with_its_stream(
-    node: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_partition_without_an_open_log_is_deleted_with_its_stream(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail(node: Any, key: Any, subject: str, config: Any) -> None:
         raise StorageError("cannot create the log")
 

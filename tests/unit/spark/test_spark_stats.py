@@ -84,7 +84,7 @@ def test_spark_stats_lists_records_that_retention_deletes_during_the_run(
     assert "offsets [0, 20) were deleted" in report.losses[0]
 
 
-def test_spark_stats_of_a_partition_whose_first_records_were_compacted_count_all_offsets(
+def test_spark_stats_of_a_partition_without_its_first_records_count_all_offsets(
     access: Access, node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stats_module, "PIECE_RECORDS", 100)
