@@ -413,7 +413,7 @@ async def test_producer_over_quota_for_longer_than_its_patience_raises_outcome_u
 
 
 @pytest.mark.parametrize(("max_payload", "id"), [(16_384, "p" * 255), (4096, "p" * 255), (2048, "p")])
-async def test_producer_with_a_small_max_payload_of_nats_stores_what_fits_into_a_message(max_payload: int, id: str) -> None:
+async def test_producer_with_a_small_max_payload_stores_records_that_fit(max_payload: int, id: str) -> None:
     async with memory_cluster(1, max_payload=max_payload) as cluster, cluster.client() as client:
         await client.create_stream("s", "data.s", partitions=2)
         async with client.producer("s", id=id) as producer:

@@ -505,8 +505,8 @@ class StateComparison:
     def agreed(self, own: str) -> dict[int, tuple[bytes, int]]:
         """Return the snapshots that most nodes other than ``own`` have: (digest, number of nodes) by position.
 
-        Positions without a majority are left out. Of more than ``MAX_POSITIONS``, those in the last reports are returned first,
-        because a node can download only what another one still has, then the newest.
+        The method leaves out positions without a majority. It returns at most ``MAX_POSITIONS``. It prefers positions in the last
+        reports, because a node can download only a snapshot that another node still has. Then it prefers the newest.
         """
         reports = [digests for node, digests in self._told.items() if node != own]
         votes_at = {}

@@ -224,7 +224,7 @@ async def test_restore_undo_returns_the_commands_for_everything_that_it_could_no
     assert second.startswith("liftpy node remove restore-")
 
 
-async def test_restore_that_fails_names_the_commands_for_what_it_could_not_remove(
+async def test_failed_restore_names_the_commands_that_remove_its_remains(
     manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World()
@@ -245,7 +245,7 @@ async def test_restore_that_fails_names_the_commands_for_what_it_could_not_remov
     ],
     ids=["unavailable", "damaged"],
 )
-async def test_drill_tells_a_replica_that_does_not_answer_from_one_that_differs(
+async def test_drill_with_a_silent_replica_reports_no_damage(
     error: Exception, kind: type[LiftError], code: int, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node that restarted during the comparison looked like a damaged backup. The error also names a copy that remains."""
@@ -570,12 +570,18 @@ async def test_restore_that_is_canceled_reads_no_further_file_of_the_backup(tmp_
     assert os.listdir(tmp_path) == ["store"]
 
 
+def a_clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Let a restore check without pauses. Return its time in seconds, as the only item of a list, so that a test can set it."""
+    now = [0.0]
+    monkeypatch.setattr(restore_module, "CHECK_INTERVAL_S", 0.001)
+    monkeypatch.setattr(restore_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
 async def test_restore_waits_for_replicas_across_a_metadata_leader_change(
     manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restore_module, "CHECK_INTERVAL_S", 0.001)
-    now = [0.0]
-    monkeypatch.setattr(restore_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    now = a_clock(monkeypatch)
     world, looks = World(), 0
     restore = a_restore(world, manifest)
     world.fails = [UnavailableError("nobody leads")]
@@ -600,9 +606,7 @@ async def test_restore_waits_as_long_as_a_replica_copies_a_large_log(
     manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The metadata do not change during the copy. A restore of 4 GiB in one partition failed after two minutes."""
-    monkeypatch.setattr(restore_module, "CHECK_INTERVAL_S", 0.001)
-    now = [0.0]
-    monkeypatch.setattr(restore_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    now = a_clock(monkeypatch)
     world, looks = World(), 0
     world.has("n1", "n2")
     world.streams["orders"] = replace(

@@ -134,7 +134,7 @@ async def test_group_lag_check_without_an_answer_uses_the_last_known_partition_e
     assert (lags.by_label["g"].records, lags.by_label["g"].unknown) == (5, 1)
 
 
-async def test_group_lag_check_leaves_out_deleted_streams_and_asks_nobody_for_their_ends(elsewhere: Elsewhere) -> None:
+async def test_group_lag_of_a_deleted_stream_is_not_counted(elsewhere: Elsewhere) -> None:
     there = {0, 1, 2}
     lags = GroupLags(lambda key: (0, 9) if key.partition == 0 else None, "ns", exists=lambda key: key.partition in there)
     groups = {"g": a_group(5, 5, 5)}

@@ -56,7 +56,7 @@ def test_service_state_comparison_keeps_a_bounded_number_of_nodes_and_positions(
     assert oldest.difference("n1") == Difference(2, ("n2", "n3"), diverged=True), "position 1 is dropped"
 
 
-def test_service_state_comparison_with_many_newer_snapshots_keeps_the_agreement_on_an_old_one_that_nodes_still_report() -> None:
+def test_service_state_comparison_with_many_newer_snapshots_keeps_the_agreement_on_reported_ones() -> None:
     """The nodes offer the old one to a node that has lost its snapshots."""
     made = StateComparison()
     for newest in range(100, 100 + 3 * MAX_POSITIONS):
