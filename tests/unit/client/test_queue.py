@@ -379,18 +379,19 @@ async def test_queue_take_returns_records_of_added_partitions_after_failed_strea
     """Meanwhile the worker takes records of the known partition."""
     monkeypatch.setattr(module, "STREAM_NS", 20_000_000)
     monkeypatch.setattr(module, "LOOKUP_S", 0.02)
-    real, errors, is_failing = client.stream, itertools.cycle(failures), True
+    real, errors, is_failing = MetadataRequests.stream, itertools.cycle(failures), True
 
-    async def stream(name: str) -> Any:
-        if not is_failing:
-            return await real(name)
+    async def stream(requests: MetadataRequests, name: str, *, linearizable: bool = False) -> StreamImage:
+        if not is_failing or name != "jobs":
+            return await real(requests, name, linearizable=linearizable)
         if (error := next(errors)) is not None:
             raise error
-        return await asyncio.get_running_loop().create_future()
+        await asyncio.Event().wait()
+        raise AssertionError
 
     async with client.queue("jobs", "w") as queue:
         await client.admin.add_partitions("jobs", 2)
-        monkeypatch.setattr(client, "stream", stream)
+        monkeypatch.setattr(MetadataRequests, "stream", stream)
         while queue.counters["not looked"] < len(failures):
             assert await queue.take(1, timeout_s=0.02) == []
         await fill(client, 3)
