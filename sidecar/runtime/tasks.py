@@ -13,7 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Hashable, Iterable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -84,17 +84,27 @@ async def elsewhere(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T
 async def open_in_thread(pool: Executor, opening: Callable[[], T], close: Callable[[T], object]) -> T:
     """Call ``opening``, which opens files, in a thread of ``pool``, and return its result.
 
-    If the caller is canceled, a call that has begun runs to its end, and ``close`` closes its result.
+    If the caller is canceled, a call that has begun runs to its end, and its thread then calls ``close`` with the result. This
+    also holds if the caller is canceled again meanwhile, as ``end_tasks`` does.
     """
+
+    closed: Future[None] = Future()
+
+    def close_result(ended: Future[T]) -> None:
+        try:
+            if ended.exception() is None:
+                close(ended.result())
+        finally:
+            closed.set_result(None)
+
     job = pool.submit(opening)
     opened = asyncio.wrap_future(job)
     try:
         return await asyncio.shield(opened)
     except asyncio.CancelledError:
         if not job.cancel():
-            await asyncio.wait([opened])
-            if not opened.cancelled() and opened.exception() is None:
-                await asyncio.get_running_loop().run_in_executor(pool, close, opened.result())
+            job.add_done_callback(close_result)
+            await asyncio.wait([asyncio.wrap_future(closed)])
         raise
 
 

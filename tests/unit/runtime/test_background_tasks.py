@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from liftpy.client import connect
 from liftpy.core.log.log import Log
 from liftpy.errors import StorageError
+from liftpy.nats.cancellation import end_tasks
 from sidecar.dev.nats_server import NatsServer
 from sidecar.metadata.membership import Heartbeats
 from sidecar.node import node
@@ -24,7 +26,7 @@ from sidecar.partition.housekeeping import Housekeeping
 from sidecar.partition.replica_manager import Partitions
 from sidecar.runtime.components import Component, close_all, start_all
 from sidecar.runtime.settings import NodeSettings
-from sidecar.runtime.tasks import BackgroundError, fatal_on, report_failure, spawn, spawn_in, start_attended
+from sidecar.runtime.tasks import BackgroundError, fatal_on, open_in_thread, report_failure, spawn, spawn_in, start_attended
 from tests.until import until
 
 
@@ -240,3 +242,22 @@ async def test_node_components_after_a_failed_close_close_the_others_and_report_
     await parts.close()
     assert parts.ran == ["close c", "close b", "close a"]
     assert parts.failed == ["close c", "close a"]
+
+
+async def test_open_in_thread_canceled_twice_closes_what_it_has_opened() -> None:
+    begun, may_open, closed = threading.Event(), threading.Event(), threading.Event()
+
+    def open_file() -> str:
+        begun.set()
+        may_open.wait(60)
+        return "file"
+
+    with ThreadPoolExecutor(1) as pool:
+        opening = asyncio.create_task(open_in_thread(pool, open_file, lambda opened: closed.set()))
+        await asyncio.to_thread(begun.wait, 60)
+        ending = asyncio.create_task(end_tasks([opening]))
+        await until(lambda: opening.cancelling() >= 2)
+        may_open.set()
+        await ending
+    assert opening.cancelled()
+    assert closed.is_set()
