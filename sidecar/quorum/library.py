@@ -66,6 +66,8 @@ LATE_S = 0.1
 """Delay of a tick from which it counts as late, in seconds. Silence of the leader before a late tick does not count."""
 HOLD_S = 0.5
 """Maximum delay of an election after a late tick, in seconds. It equals the shortest election timeout."""
+HAND_OVER_S = 0.5
+"""Maximum time for which a leader that hands over its leadership appends no entries, in seconds."""
 _REGULAR = b"\x00"
 _REGULAR_TYPE, _CHANGE_TYPE = 0, CHANGE[0]
 _DUMP_FAILED = -2
@@ -299,6 +301,12 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         self.dismissed_at = 0
         """Index of the entry that removed this node from the controllers. 0: not removed. A removed node does not campaign."""
         self.pre_vote = PreVote(len(self.controllers.voters))
+        self._hand_over_term = -1
+        """Term in which this member handed over the leadership last. -1: in none."""
+        self._hand_over_until = -math.inf
+        """Time until which this member, as the leader, hands over the leadership, by the clock of the library."""
+        self._successor_was_asked = True
+        """False if a hand-over waits until a voter has the whole log."""
         self._applied_bytes = 0
         """Cost of the entries and answers applied in the running tick, in bytes."""
         self._uncompacted_bytes = 0
@@ -352,10 +360,13 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
     def propose(self, command: bytes, callback: Callable[[bytes | None, int], None], *, change: bool = False) -> None:
         """Propose ``command`` for the log. This succeeds only on the leader.
 
-        ``callback(answer, FAIL_REASON)`` runs in a later tick and must not raise. ``change``: True if the command
-        changes the members. It is rejected while no change is allowed.
+        ``callback(answer, FAIL_REASON)`` runs at once while this member hands over the leadership, else in a later tick. It must
+        not raise. ``change``: True if the command changes the members. It is rejected while no change is allowed.
         """
-        self._applyCommand(command, callback, _CHANGE_TYPE if change else _REGULAR_TYPE)
+        if self.hands_over:
+            callback(None, FAIL_REASON.MISSING_LEADER)
+        else:
+            self._applyCommand(command, callback, _CHANGE_TYPE if change else _REGULAR_TYPE)
 
     # ---- who forms the group -------------------------------------------------------------------------------------------
     @property
@@ -440,14 +451,36 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         """Do nothing. The library would set the members of a snapshot, but here the controller lists in the journal do it."""
 
     def hand_over(self) -> None:
-        """As the leader, request that the best other voter becomes leader. A voter that leaves the group is never chosen."""
-        best = [
-            (self.match_index(node.id), node.id)
-            for node in self._others
-            if node in self._SyncObj__connectedNodes and node.id != self.controllers.leaving
-        ]
-        if best:
-            self.transferLeadership(Node(max(best)[1]))
+        """As the leader, request that another voter with the whole log becomes leader. A voter that leaves is never chosen.
+
+        For ``HAND_OVER_S`` this member appends no more entries, because a voter without the newest entry can win no election.
+        """
+        if any(node in self._SyncObj__connectedNodes for node in self._successors):
+            self._hand_over_term = self.raftCurrentTerm
+            self._hand_over_until = pysyncobj.syncobj.monotonicTime() + HAND_OVER_S
+            self._successor_was_asked = False
+            self._ask_successor()
+
+    @property
+    def _successors(self) -> list[Node]:
+        return [node for node in self._others if node.id != self.controllers.leaving]
+
+    @property
+    def hands_over(self) -> bool:
+        """True while this member, as the leader, hands over the leadership and appends no entries."""
+        return (
+            self.leads
+            and self._hand_over_term == self.raftCurrentTerm
+            and pysyncobj.syncobj.monotonicTime() < self._hand_over_until
+        )
+
+    def _ask_successor(self) -> None:
+        """Request that a voter with the whole log becomes leader. If there is none yet, a later tick tries again."""
+        connected = (node for node in self._successors if node in self._SyncObj__connectedNodes)
+        complete = [node.id for node in connected if self.match_index(node.id) == self.log.last_index]
+        if complete:
+            self._successor_was_asked = True
+            self.transferLeadership(Node(max(complete)))
 
     def record_dismissal(self, index: int, known_to: int) -> None:
         """Record that entry ``index`` removed this node from the controllers. The node resigns and never leads again.
@@ -572,6 +605,8 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         elif not self.leads and self._SyncObj__raftElectionDeadline != _AT_ONCE:
             self._ask_before_election()
         super().doTick(timeToWait)
+        if not self._successor_was_asked and self.hands_over:
+            self._ask_successor()
         if len(self.members) > len(self.controllers.members):
             self._follow()  # it may be committed by now
 

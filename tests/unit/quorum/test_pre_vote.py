@@ -117,6 +117,38 @@ def test_leadership_transfer_starts_an_election_without_a_pre_vote(tmp_path: Pat
         assert net.run(lambda: net.leaders() in ([near], [far]), 0.4), "nobody was asked first: they all hear the leader"
 
 
+def test_leadership_transfer_during_proposals_succeeds_although_each_vote_is_needed(tmp_path: Path) -> None:
+    """A voter that lacks the newest entry gets no vote, so the leader appends no entries until another voter leads."""
+    with our_net(tmp_path) as net:
+        lead, near, far = net.elected()
+        net.crash(far)
+        net.put(lead, b"not copied yet")
+        net.up[lead].core.hand_over()
+        for number in range(100):
+            if net.leaders() == [near]:
+                break
+            net.put(lead, b"%d" % number)
+            net.step()
+        assert net.leaders() == [near]
+        net.put(near, b"afterwards")
+        assert net.run(lambda: b"afterwards" in net.acknowledged())
+
+
+def test_leader_after_a_transfer_that_nobody_received_appends_entries_again(tmp_path: Path) -> None:
+    with our_net(tmp_path) as net:
+        lead, *_ = net.elected()
+        net.lose = lambda _, receiver, __: receiver != lead
+        net.up[lead].core.hand_over()
+        net.put(lead, b"rejected")
+        net.run(lambda: False, 0.2)
+        net.lose = lambda *_: False
+        net.run(lambda: False, 1.0)
+        assert net.leaders() == [lead]
+        net.put(lead, b"stored")
+        assert net.run(lambda: b"stored" in net.acknowledged())
+        assert b"rejected" not in net.values(lead)
+
+
 # ---- controllers that stop -------------------------------------------------------------------------------------------------
 def test_stopping_controller_starts_no_election(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
