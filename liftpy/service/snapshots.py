@@ -882,7 +882,8 @@ class SnapshotFetcher:
         """Search the other nodes for a snapshot at the offset ``lowest`` or above, and store the first valid one.
 
         ``wanted``: returns whether a snapshot is suitable. ``needed``: returns False when the search must end without one. Return
-        whether one was found within ``snapshot_fetch_timeout_s``, which counts from the last time without a valid order.
+        whether one was found within ``snapshot_fetch_timeout_s``. The time begins when there is a valid order, and the log of this
+        node has caught up with the snapshots of the others.
         """
         give_up_s, pause_s = time.monotonic() + self._settings.snapshot_fetch_timeout_s, _FIRST_PAUSE_S
         logger.warning(
@@ -899,7 +900,7 @@ class SnapshotFetcher:
                     if await self._download(offer):
                         return True
                 now_s = time.monotonic()
-                if self._order() is None:
+                if self._order() is None or self._search.is_behind(self._reach(lowest)):
                     give_up_s = now_s + self._settings.snapshot_fetch_timeout_s
                 if now_s >= give_up_s or not needed():
                     self.tried = self._search.explain(self._reach(lowest))

@@ -23,6 +23,7 @@ All fields are functions of the log alone. So the files of all nodes are equal i
 from __future__ import annotations
 
 import struct
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
@@ -388,6 +389,10 @@ class SnapshotSearch:
         """Return the offer to download next, within the bounds ``reach``. None: no offer is usable."""
         usable_offers = [offer for offers in self._offers.values() for offer in offers if self._is_usable(offer, reach)]
         return max(usable_offers, key=self._rank, default=None)
+
+    def is_behind(self, reach: SnapshotRange) -> bool:
+        """Return whether an offer would be usable if the log of this node, which ``reach`` describes, had the records before it."""
+        return self.best(replace(reach, highest=sys.maxsize)) is not None
 
     def _is_usable(self, offer: SnapshotOffer, reach: SnapshotRange) -> bool:
         digest, _ = self._agreed.get(offer.position, (b"", 0))
