@@ -294,7 +294,7 @@ class _Large:
         """Check that the running replicas of the partitions with load have every acknowledged record."""
         running = workers_of(self.world)
         for place in places:
-            copies = [records_of(worker) for worker in running.get(place, [])]
+            copies = [records_of(self.world, worker) for worker in running.get(place, [])]
             if len(copies) < 2:
                 self.world.scheduler.violated(f"{place} has {len(copies)} replicas")
             for copy in copies:

@@ -48,8 +48,29 @@ def unsettled(world: World, streams: list[tuple[str, str, int]]) -> str:
     return ""
 
 
-def records_of(worker: PartitionWorker) -> dict[int, bytes]:
-    """Return offset -> value of all committed records."""
+def records_of(world: World, worker: PartitionWorker) -> dict[int, bytes]:
+    """Return offset -> value of all committed records.
+
+    The process of the replica reads them: if it meets damage, it reacts as to damage that a reader finds.
+    """
+    processes = [one for node in world.nodes if node.process is not None for one in node.process.running]
+    owner = next(one for one in processes if one.program is not None and worker in (one.program.partitions or ()))
+    found: dict[int, bytes] = {}
+    errors: list[CorruptionError] = []
+
+    def read() -> None:
+        try:
+            found.update(_read(worker))
+        except CorruptionError as error:
+            errors.append(error)
+
+    world.scheduler.run_as(owner, read)
+    if errors:
+        raise errors[0]
+    return found
+
+
+def _read(worker: PartitionWorker) -> dict[int, bytes]:
     log = worker.log
     found: dict[int, bytes] = {}
     offset, end = log.log_start_offset, worker.high_watermark + 1
@@ -77,7 +98,7 @@ def check_logs(world: World, model: Model, streams: list[tuple[str, str, int]]) 
             copies = {}
             for worker in running.get(place, []):
                 try:
-                    copies[worker.node_id] = records_of(worker)
+                    copies[worker.node_id] = records_of(world, worker)
                 except CorruptionError as error:  # a flipped bit that no reader has met until now
                     world.scheduler.counters["copies with damage that nobody has met"] += 1
                     if not next(node for node in world.nodes if node.name == worker.node_id).disk.is_damaged:

@@ -304,7 +304,7 @@ class Stage:
             copies = {}
             for worker in workers:
                 with suppress(CorruptionError):  # a flipped bit that no reader has met until now
-                    copies[worker.node_id] = records_of(worker)
+                    copies[worker.node_id] = records_of(self.world, worker)
             start = max(worker.log.log_start_offset for worker in workers)
             end = min(worker.high_watermark for worker in workers) + 1
             same = [{offset: value for offset, value in copy.items() if start <= offset < end} for copy in copies.values()]
