@@ -134,13 +134,16 @@ class VirtualTimer:
 class VirtualPool:
     """Takes the place of ``ThreadPoolExecutor``: at most ``max_workers`` jobs at once, each at a drawn moment."""
 
+    runs_job = False
+    """True while a job of some pool runs. Only a job can wait for the jobs of another pool."""
+
     def __init__(self, max_workers: int | None = None, thread_name_prefix: str = "", *_: Any, **__: Any) -> None:
         scheduler = scheduling.active
         assert scheduler is not None
         assert scheduler.process is not None
         self._scheduler: Scheduler = scheduler
         self._owner: Process = scheduler.process
-        self._free = max_workers or 8
+        self._threads = self._free = max_workers or 8
         self._waiting: deque[tuple[concurrent.futures.Future[Any], Callable[[], Any]]] = deque()
         self._closed = False
 
@@ -165,6 +168,7 @@ class VirtualPool:
         if not future.running() and not future.set_running_or_notify_cancel():
             self._end(None, lambda: None)
             return
+        VirtualPool.runs_job = True
         try:
             result = work()
         except NotYet:
@@ -176,6 +180,8 @@ class VirtualPool:
             failure = error
             self._scheduler.after(0, self._end, future, lambda: future.set_exception(failure), owner=self._owner)
             return
+        finally:
+            VirtualPool.runs_job = False
         self._scheduler.after(0, self._end, future, lambda: future.set_result(result), owner=self._owner)
 
     def _end(self, _: object, tell: Callable[[], None]) -> None:
@@ -184,11 +190,13 @@ class VirtualPool:
         self._next()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Accept no more jobs."""
+        """Accept no more jobs. If a job calls this, wait until all jobs of this pool have ended."""
         self._closed = True
         if cancel_futures:
             while self._waiting:
                 self._waiting.popleft()[0].cancel()
+        if wait and VirtualPool.runs_job and self._free < self._threads:
+            raise NotYet
 
     def __enter__(self) -> VirtualPool:
         return self
