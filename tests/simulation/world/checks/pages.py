@@ -20,6 +20,8 @@ _SUMS = {
     "readers_waiting": "waiting_readers",
     "readers_waiting_bytes": "waiting_readers_bytes",
     "partitions_failed": "storage_failed",
+    "services_unregistered": "services_left",
+    "standby_buffer_bytes": "standby_bytes",
 }
 """Metric -> field of the rows of partitions whose sum it is."""
 _COUNTS = {
@@ -35,6 +37,7 @@ _COUNTS = {
     "dedup_state_replayed_bytes_total": "replayed_bytes",
     "log_flush_duration_seconds_count": "flushes",
     "standby_overflow_total": "standby_lost",
+    "publish_dropped_total": "dropped_count",
 }
 """Metric -> field of the rows of partitions whose sum it is, with the replicas that the process has closed."""
 _STATES = {"ids": "message_ids_bytes", "producers": "producers_bytes", "subjects": "subjects_bytes"}
@@ -47,7 +50,16 @@ def wrong_pages(status: dict[str, Any], metrics: Series, *, has_closed: bool = T
     The caller asks for both while nothing changes. ``has_closed``: whether the process may have closed replicas, whose counts the
     metrics keep.
     """
-    rows = [{**row, "standby_lost": row["standby"]["lost"]} for row in status["partitions"]]
+    rows = [
+        {
+            **row,
+            "standby_lost": row["standby"]["lost"],
+            "standby_bytes": row["standby"]["held_bytes"],
+            "services_left": len(row["gone_services"]),
+            "dropped_count": sum(row["dropped"].values()),
+        }
+        for row in status["partitions"]
+    ]
     wrong = [f"counter {name!r} is {count}" for name, count in _counters(status) if not name.strip() or count < 0]
     for row in rows:
         wrong += [f"{row['stream']}/{row['partition']}: {what}" for what in _wrong_row(row, status["node"])]
@@ -59,7 +71,7 @@ def wrong_pages(status: dict[str, Any], metrics: Series, *, has_closed: bool = T
         shown, total = sum(values([metrics], metric)), sum(row[field] for row in rows)
         if shown < total or (shown > total and not has_closed):
             wrong.append(f"metric {metric} is {shown:g}, and the sum of {field} is {total}")
-    for metric, label, total in _counted(rows):
+    for metric, label, total in _counted(rows, status["node"]):
         if (shown := sum(values([metrics], metric, label))) != total:
             wrong.append(f"metric {metric} {label} is {shown:g}, and the rows have {total}")
     for label, field in _STATES.items():
@@ -71,10 +83,15 @@ def wrong_pages(status: dict[str, Any], metrics: Series, *, has_closed: bool = T
     return wrong
 
 
-def _counted(rows: list[dict[str, Any]]) -> Iterable[tuple[str, str, int]]:
+def _counted(rows: list[dict[str, Any]], node: str) -> Iterable[tuple[str, str, int]]:
     """Yield (metric, label, value) of each metric that counts replicas."""
     for role in ("leader", "candidate", "failed", "stopped", "waiting"):
         yield "partitions", f'"{role}"', sum(row["role"] == role.upper() for row in rows)
+    followers = [row for row in rows if row["role"] == "FOLLOWER"]
+    copies = sum(row["joining"] == node for row in followers)
+    yield "partitions", '"learner"', copies
+    yield "partitions", '"follower"', len(followers) - copies
+    yield "partitions_with_full_subject_index", "", sum(row["subjects_state"] == "full" for row in rows)
     yield "partitions_quiet", "", sum(row["phase"] == FollowerPhase.QUIET.value for row in rows)
     led = [row for row in rows if row["role"] == "LEADER"]
     yield "uncommitted_records", "", sum(row["newest_offset"] - row["high_watermark"] for row in led)
@@ -83,6 +100,8 @@ def _counted(rows: list[dict[str, Any]]) -> Iterable[tuple[str, str, int]]:
     yield "replica_lag_records", "", max(lags, default=0)
     yield "partitions_paused", "", sum(bool(row["paused"]) for row in led)
     yield "partitions_moving", "", sum(bool(row["target"]) for row in led)
+    slow = sum(one["has_slow_disk"] for row in led for one in row["followers"].values())
+    yield "replicas_with_slow_disks", "", slow + sum(row["has_slow_disk"] for row in led)
 
 
 def _counters(status: dict[str, Any]) -> Iterable[tuple[str, int]]:

@@ -207,6 +207,7 @@ class Stage:
             async with self.connected() as self.client:
                 await work(self)
             async with self.connected() as self.client:
+                await self.check_pages()  # before the publishes, which let the metrics of these partitions be read again
                 await self._check_work()
                 await self.check_pages()
                 await self._check_connections()
