@@ -20,6 +20,7 @@ _SUMS = {
     "readers_waiting": "waiting_readers",
     "readers_waiting_bytes": "waiting_readers_bytes",
     "partitions_failed": "storage_failed",
+    "services": "services_here",
     "services_unregistered": "services_left",
     "standby_buffer_bytes": "standby_bytes",
 }
@@ -55,6 +56,7 @@ def wrong_pages(status: dict[str, Any], metrics: Series, *, has_closed: bool = T
             **row,
             "standby_lost": row["standby"]["lost"],
             "standby_bytes": row["standby"]["held_bytes"],
+            "services_here": len(row["services"]),
             "services_left": len(row["gone_services"]),
             "dropped_count": sum(row["dropped"].values()),
         }
