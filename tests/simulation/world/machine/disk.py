@@ -14,6 +14,7 @@ import stat
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from tests.simulation.world.machine.scheduler import NS_PER_US, Process, Scheduler
@@ -21,12 +22,13 @@ from tests.simulation.world.machine.scheduler import NS_PER_US, Process, Schedul
 _FLUSH_NS = (100 * NS_PER_US, 900 * NS_PER_US)
 _WRITE_NS = 8 * NS_PER_US
 _SIZE_BYTES = 1 << 40
+_BLOCK_BYTES, _FILES = 4096, 1 << 26
 _Usage = namedtuple("_Usage", "total used free")  # the class of shutil is private
 
 real_open, real_close, real_write, real_writev = os.open, os.close, os.write, os.writev
 real_pread, real_pwrite, real_fsync, real_fdatasync, real_ftruncate = os.pread, os.pwrite, os.fsync, os.fdatasync, os.ftruncate
 real_listdir, real_rename, real_unlink = os.listdir, os.rename, os.unlink
-real_disk_usage = shutil.disk_usage
+real_disk_usage, real_statvfs = shutil.disk_usage, os.statvfs
 real_dup = os.dup
 
 
@@ -201,6 +203,12 @@ class Disk:
         """Return what ``shutil.disk_usage`` says about it."""
         free = 0 if self.is_full else _SIZE_BYTES // 2
         return _Usage(_SIZE_BYTES, _SIZE_BYTES - free, free)
+
+    def file_system(self) -> Any:
+        """Return what ``os.statvfs`` says about it."""
+        free_files = _FILES // 2 if self.takes_new_files else 0
+        blocks = self.usage().free // _BLOCK_BYTES
+        return SimpleNamespace(f_frsize=_BLOCK_BYTES, f_bavail=blocks, f_files=_FILES, f_favail=free_files)
 
     def note_made(self, descriptor: int) -> None:
         """A process has created or written the file."""
@@ -442,7 +450,11 @@ def interpose(running: Callable[[], Process | None]) -> None:
         disk = _disk_of(running())
         return real_disk_usage(folder) if disk is None else disk.usage()
 
-    shutil.disk_usage = disk_usage  # type: ignore[assignment]
+    def statvfs(folder: Any) -> Any:
+        disk = _disk_of(running())
+        return real_statvfs(folder) if disk is None else disk.file_system()
+
+    shutil.disk_usage, os.statvfs = disk_usage, statvfs  # type: ignore[assignment]
     os.open, os.close, os.write, os.writev = opened, closed, write, writev  # type: ignore[assignment]
     os.pread, os.pwrite, os.fsync, os.fdatasync = pread, pwrite, flush, flush  # type: ignore[assignment]
     os.ftruncate, os.listdir = ftruncate, listdir  # type: ignore[assignment]

@@ -95,7 +95,8 @@ async def script_disk_of_the_node_that_leads_everything_is_full(s: Stage) -> Non
 async def script_disk_without_inodes_stops_only_the_partition_that_needs_one(s: Stage) -> None:
     """Given a leader, when its disk has space but no inodes, the partition stops at its next segment, and another node leads.
 
-    The node does not restart while there is no inode, because it could not start. So its other partitions continue.
+    The node does not restart while there is no inode, because it could not start. So its other partitions continue. Then a quota and
+    an error hinder it once each.
     """
     await s.create("orders", leader="n2", segment_bytes=4096)
     await s.create("others", leader="n2")
@@ -111,8 +112,12 @@ async def script_disk_without_inodes_stops_only_the_partition_that_needs_one(s: 
     s.expect(s.leader("others"), "n2", "leader of the other stream")
     s.expect(await s.publish("others", 1), [0], "offset in the other stream")
     node.disk.heal()
+    node.disk.next_failures += [("open", "/space-probe.tmp", error) for error in (errno.EDQUOT, errno.EIO)]
     await s.becomes(lambda: bool(node.exits) and node.is_ready, within_s=80, what="the node restarts")
     s.expect(node.exits, [75], "exit code")
+    s.expect(
+        s.count_log("n2", "WARNING *: free space not known directory=* error=*Input/output error*: retrying"), 1, "log lines"
+    )
     await s.shows(lambda: s.isr("orders"), s.names)
 
 
