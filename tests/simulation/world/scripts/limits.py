@@ -17,7 +17,7 @@ from tests.simulation.world.scripts.stage import Stage, script
 async def script_queue_of_a_partition_is_full(s: Stage) -> None:
     """Given a leader with a slow disk, when more publishes come than may wait, it drops the plain ones and says how many.
 
-    Each dropped or stored message is counted once, and afterwards everything is as before.
+    Each dropped or stored message is counted once, and afterwards everything is as before. The counts stay when the stream is deleted.
     """
     await s.create("orders", leader="n2")
     await s.publish("orders", 1)
@@ -39,6 +39,10 @@ async def script_queue_of_a_partition_is_full(s: Stage) -> None:
     s.expect((sum(said), len(said) <= 2), (400 - stored, True), "dropped messages of the log lines")
     s.expect(row["held_bytes"], 0, "bytes that wait")
     s.expect(await s.publish("orders", 3, first=1), [stored + 1, stored + 2, stored + 3], "offsets after the overload")
+    s.expect(await s.metric("n2", "publish_dropped_total"), 400 - stored, "dropped messages of the metrics")
+    await s.client.admin.delete_stream("orders")
+    await asyncio.sleep(1)
+    s.expect(await s.metric("n2", "publish_dropped_total"), 400 - stored, "dropped messages after the deletion")
 
 
 @script(ingest_queue_bytes=40_000, ingest_queue_records=100)
@@ -68,6 +72,11 @@ async def script_each_request_to_a_full_queue_is_answered(s: Stage) -> None:
         s.expect(answer.get("duplicate", False), number in places, f"whether the retry of {number} is a duplicate {answer}")
         s.expect(answer["seq"], places.get(number, answer["seq"]), f"sequence of the retry of {number}")
     s.expect(len(await s.read("orders")), len(places.keys() | set(range(1, 600, 3))), "number of records")
+    rejected = await s.metric("n2", "publish_rejected_total")
+    s.expect(rejected >= 600 - len(places), True, f"rejected requests of the metrics, {rejected:g}")
+    await s.client.admin.delete_stream("orders")
+    await asyncio.sleep(1)
+    s.expect(await s.metric("n2", "publish_rejected_total"), rejected, "rejected requests after the deletion")
 
 
 @script()
@@ -137,6 +146,7 @@ async def script_message_ids_survive_a_restart(s: Stage) -> None:
     s.expect((row["message_ids"], row["message_ids_state"]), (20, "whole"), "message ids")
     s.expect(row["replayed_bytes"] < 1_000_000, True, "few bytes of the log are read again")
     s.expect(await s.total("incidents_total", "dedup_state_discarded"), 0, "discarded state files")
+    s.expect(await s.total("incidents_total", "dedup_state_restored"), 3, "state files that are read")
     acks = [await s.client.publish("orders", b"again", msg_id=f"id-{number}") for number in range(20)]
     s.expect([ack.offset for ack in acks], list(range(20)), "offsets of repeated messages")
     s.expect(len(await s.read("orders")), 20, "records")

@@ -251,8 +251,9 @@ async def script_idle_partitions_cost_few_messages(s: Stage) -> None:
     for partition in range(12):
         await s.publish("orders", 1, partition=partition)
     await asyncio.sleep(10)
-    since = len(s.messages)
+    since, flushes = len(s.messages), s.world.scheduler.counters["flushes"]
     await asyncio.sleep(10)
+    s.expect(s.world.scheduler.counters["flushes"], flushes, "flushes of files")
     subjects = s.subjects("liftpy.", since)
     s.expect([one for one in subjects if one.endswith((".replicate", ".offset"))], [], "fetches of single partitions")
     kinds = Counter(subject.split(".")[1] for subject in subjects)
@@ -425,6 +426,7 @@ async def script_follower_returns_after_its_records_were_deleted(s: Stage) -> No
     await s.shows(lambda: s.isr("orders"), s.names)
     refused = {kind: count for kind, count in (await s.status("n2"))["refused"].items() if kind.startswith("fetch")}
     s.expect(refused, {"fetch, before log start": 1}, "fetches that the leader has rejected")
+    s.expect(await s.counter("n2", "state_chunks_sent"), 1, "pieces of the state of message ids")
     s.expect(s.count_log("n1", "WARNING replica.log_reset: log discarded partition=orders/0: fetching it again from=40"), 1)
     row = await s.row("n1", "orders")
     s.expect((row["log_start_offset"], row["high_watermark"]), (40, 59), "first offset and high watermark")

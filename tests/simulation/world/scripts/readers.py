@@ -347,6 +347,8 @@ async def script_service_continues_when_the_replica_of_its_node_returns(s: Stage
     await s.client.admin.reassign(stream, 0, replicas)
     await s.shows(lambda: s.isr("orders"), sorted(replicas))
     await led_by(before[-1], *replicas)
+    await asyncio.sleep(4)
+    s.expect(s.count_log(source, "service.ended"), 0, "ends of services on the node without a replica")
     await s.client.admin.reassign(stream, 0, before)
     await s.shows(lambda: s.isr("orders"), sorted(before))
     await led_by(before[-1], *before)
