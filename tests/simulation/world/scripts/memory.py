@@ -73,6 +73,20 @@ async def script_streams_come_and_go(s: Stage) -> None:
     await _leaves_nothing(s, work)
 
 
+@script(controllers=1)
+async def script_idle_streams_come_and_go(s: Stage) -> None:
+    """Given streams that are idle for some seconds and are then deleted, the memory of the nodes does not grow."""
+
+    async def work(number: int) -> None:
+        await s.create("orders", leader="n2")
+        await s.publish("orders", 1)
+        await s.shows(lambda: s.total("partitions_quiet"), 2, what="quiet replicas")
+        await asyncio.sleep(2)
+        await s.client.admin.delete_stream("orders")
+
+    await _leaves_nothing(s, work)
+
+
 @script()
 async def script_node_collects_the_garbage_of_closed_partitions(s: Stage) -> None:
     """Given a node that closes many partitions, it collects their garbage. A node that stops does not: its process ends anyway."""
