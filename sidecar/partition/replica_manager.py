@@ -492,6 +492,7 @@ class Partitions:
             logger.error("partition not deleted partition=%s error=%s: retrying in %.0f s", key, error, wait_s)
             return
         self._failed_deletions.pop(key, None)
+        self.log_ends.pop(key.folder, None)
         if is_late:
             logger.info("partition deleted partition=%s: it has left this node", key)
         else:

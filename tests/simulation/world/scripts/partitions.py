@@ -69,6 +69,30 @@ async def script_node_asks_a_controller_once_before_it_deletes_a_stream(s: Stage
 
 
 @script(controllers=1)
+async def script_no_controller_confirms_a_deletion(s: Stage) -> None:
+    """Given a node whose requests are lost for half a minute, when a stream is deleted, it says that it keeps the data.
+
+    Half a minute later it asks again, and deletes the data.
+    """
+    await s.create("orders", leader="n1")
+    await s.publish("orders", 3)
+    s.world.nats.loses = _requests_about("orders", "n3")
+    s.forget_log()
+    await s.client.admin.delete_stream("orders")
+    text = (
+        "WARNING *: partition not deleted partition=orders/0: no controller confirms that it left this node, keeping its data"
+    )
+    took_s = await s.becomes(lambda: s.count_log("n3", text) == 1, within_s=40, what="n3 says that it keeps the data")
+    s.expect(29 < took_s < 33, True, f"n3 asks for 30 s, it took {took_s:.1f} s")
+    s.world.nats.loses = _loses_nothing
+    folders = s["n3"].disk.folder / "streams"
+    s.expect(len(list(folders.glob("orders-*/0/*.log"))), 1, "logs that n3 keeps")
+    took_s = await s.becomes(lambda: s.count_log("n3", "partition.deleted_moved_away") == 1, within_s=40, what="n3 deletes it")
+    s.expect(28 < took_s < 32, True, f"n3 waits 30 s until it asks again, it took {took_s:.1f} s")
+    s.expect(list(folders.glob("orders-*")), [], "folders of n3")
+
+
+@script(controllers=1)
 async def script_node_stops_while_it_asks_for_a_deletion(s: Stage) -> None:
     """Given a node that waits for the answer to a deletion, when it stops, it does not wait on. Its next process reports the data.
 
