@@ -7,6 +7,7 @@ disk and the host of its node. It ends with its node.
 from __future__ import annotations
 
 import subprocess
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,8 @@ from tests.simulation.world.machine.loop import VirtualLoop
 from tests.simulation.world.machine.scheduler import NS_PER_S, NS_PER_US, Process
 
 _LATENCY_NS = (5 * NS_PER_US, 60 * NS_PER_US)
+_EXIT_S = 0.005
+"""Time that a process takes to end after its last statement, in seconds."""
 _MOST_ORPHAN_NS = 100_000 * NS_PER_US
 """Maximum time that a worker lives on after its node."""
 _numbers: dict[int, SocketEnd] = {}
@@ -268,6 +271,7 @@ def spawn(command: list[str], _: int, **__: Any) -> ChildProcess:
         try:
             code = main(channel, lock)
             check_end(child)
+            time.sleep(_EXIT_S)
         finally:
             child.end(code)
 
