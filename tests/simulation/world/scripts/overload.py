@@ -130,3 +130,27 @@ async def script_node_drops_publishes_so_that_its_server_keeps_the_connection(s:
     s.expect(sum(map(int, said)), dropped.total(), "dropped publishes of the log lines")
     s.expect(s.count_log("n2", "nats.disconnected"), 0, "lost connections")
     s.expect((await s.publish("orders", 1))[0] > 0, True, "an ack after the overload")
+
+
+@script(nodes=1, controllers=1, ingest_buffer_bytes=8_000_000, ingest_queue_bytes=3_000_000, unreplicated_bytes=500_000)
+async def script_server_ends_while_it_holds_publishes(s: Stage) -> None:
+    """Given a NATS server that holds publishes for a node, when it ends, the node says how many are lost at least.
+
+    The server has told the node how many messages it has for it. It cannot tell the end of the connection any more.
+    """
+    s.allow("not_sent_disconnected")
+    await s.create("orders")
+    await s.publish("orders", 1)
+    s.forget_log()
+    _slow_flush(s, 300)
+    await _send_plain(s, 200, size_bytes=40_000)
+    await asyncio.sleep(0.03)
+    server = s.world.nats.servers[0]
+    server.stop()
+    server.start()
+    await s.becomes(lambda: s.count_log("n1", "publish.lost_unknown") == 1, within_s=5, what="the node reports the loss")
+    lost = 201 - (await s.status("n1"))["connections"]["ingest"]["in_msgs"]
+    s.expect(lost > 20, True, f"the server holds publishes: {lost}")
+    s.expect(s.count_log("n1", f"number not known at_least={lost}"), 1, f"log lines about {lost} publishes")
+    s.expect(await s.metric("n1", "publish_lost_on_disconnect_total"), lost, "lost publishes")
+    s.expect(await s.metric("n1", "publish_lost_unknown_total"), 1, "connections with unknown loss")
