@@ -295,7 +295,11 @@ async def script_node_starts_while_nats_rejects_its_password(s: Stage) -> None:
         "WARNING nats.connect_failed: cannot connect to NATS servers=*s1:4222* reason=*uthorization*: retrying",
         about="nats.",
     )
+    s.world.nats.refuse("liftpy-n1-ingest")
     s.world.nats.users.update(users)
+    await asyncio.sleep(10)
+    s.expect(s["n1"].is_ready, False, "n1 is ready without one of its connections")
+    s.world.nats.refuse("")
     await s.becomes(lambda: s["n1"].is_ready, within_s=15, what="n1 is ready")
 
 

@@ -102,7 +102,7 @@ async def script_node_drops_publishes_so_that_its_server_keeps_the_connection(s:
     await _send_plain(s, 60)
     await s.becomes(lambda: s.count_log("n2", "publish.lost"), within_s=3, what="the node reports the loss")
     s.forget_log()
-    before = (await _ingest(s))["in_msgs"]
+    before = await _ingest(s)
     _slow_flush(s, 450)
     await _send_plain(s, 86, pause_s=0.002)  # more than half of the buffer and what the server keeps
     await asyncio.sleep(1)
@@ -122,8 +122,12 @@ async def script_node_drops_publishes_so_that_its_server_keeps_the_connection(s:
     s.expect((answers[0], answers[429]), (stored[b"asked"], 300 - stored[b"asked"]), "answers with and without an offset")
     s.expect(await s.metric("n2", "publish_rejected_total"), answers[429], "rejected publishes")
     s.expect(stored[b"plain"] + dropped.total(), 386, f"stored and dropped publishes {row['dropped']}")
-    read = ingest["in_msgs"] - before  # a message in two pieces that comes while the node drops others is not counted
+    read = (
+        ingest["in_msgs"] - before["in_msgs"]
+    )  # a message in two pieces that comes while the node drops others is not counted
     s.expect(650 <= read <= 86 + 600, True, f"messages that the node has read, whatever it did with them, are {read}")
+    read_bytes = ingest["in_bytes"] - before["in_bytes"]
+    s.expect(350 * 10_000 <= read_bytes < 387 * 10_000, True, f"bytes that the node has read are {read_bytes}")
     s.expect(ingest["left_out"], dropped["ingest_overflow"], "publishes that were dropped unread")
     s.expect(answers[429] > 0 and ingest["left_out"] > 100, True, f"the node rejects and drops publishes {answers} {ingest}")
     said = re.findall(r"(\d+) of orders/0", "\n".join(s.log("n2", least="WARNING")))

@@ -8,6 +8,7 @@ from contextlib import suppress
 from functools import partial
 
 from liftpy.config import FlushPolicy
+from liftpy.core.log.epoch_promises import PROMISES_NAME, decode_promises
 from liftpy.errors import CorruptionError, LiftError, PublishRejectedError, StorageError
 from sidecar.disk.data_folder import LOG_ENDS_NAME
 from sidecar.disk.files import decode_checked_json
@@ -219,6 +220,28 @@ async def script_node_waits_for_a_process_with_a_slow_disk(s: Stage) -> None:
         s.expect(s.count_log(name, f"INFO node.stopped: node stopped node={who} clean=yes"), 1, f"log lines of {name}")
     node.disk.heal()
     await s.start("n2")
+
+
+@script(workers=2)
+async def script_promises_of_a_process_outlive_it(s: Stage) -> None:
+    """Given a process that has promised epochs, when its node starts with one process, this one keeps the promises."""
+    await s.create("orders", partitions=4)
+    for leader in ("n1", "n2"):
+        await s.client.admin.elect_leader("orders", 3, leader)
+        await s.becomes(lambda: s.leader("orders", 3) == leader, what=f"{leader} leads")  # noqa: B023
+    await s.publish("orders", 1, partition=3)
+    await s.stop("n2")
+    folder = s["n2"].disk.folder
+    journals = [folder / "workers" / "1" / "promises" / PROMISES_NAME, folder / "promises" / PROMISES_NAME]
+    promised = decode_promises(journals[0].read_bytes())
+    s.expect(sorted(promised.values()) > [0], True, f"promises of worker 1 {promised}")
+    s.change_file("n2", workers=1)
+    await s.start("n2")
+    s.expect(journals[0].exists(), False, "the journal of worker 1 exists")
+    merged = decode_promises(journals[1].read_bytes())
+    s.expect({key: merged.get(key) for key in promised}, promised, "promises of the node")
+    for partition in range(4):
+        await s.shows(partial(s.isr, "orders", partition), s.names)
 
 
 @script(workers=2)
