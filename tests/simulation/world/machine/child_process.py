@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from sidecar.node.worker_node import EXIT_NODE_ENDED
@@ -128,9 +129,10 @@ class SocketTransport:
         end.adopt(loop.process)
 
     def write(self, data: bytes) -> None:
-        """Send bytes, unless the other side has ended."""
+        """Send bytes. Drop them if the other side has ended, although the protocol does not know it yet."""
         if not self._is_closing:
-            self._end.sendall(data)
+            with suppress(BrokenPipeError):
+                self._end.sendall(data)
 
     def is_closing(self) -> bool:
         """Return whether it was closed."""
