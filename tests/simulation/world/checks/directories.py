@@ -12,7 +12,7 @@ from liftpy.errors import CorruptionError
 from sidecar.disk.data_folder import LAZY_FLUSH, LOG_ENDS_NAME, UNREPORTED_DAMAGE
 from sidecar.disk.files import decode_checked_json
 from tests.simulation.world.checks.raft_files import wrong_raft_directory
-from tests.simulation.world.machine.disk import Disk
+from tests.simulation.world.machine.disk import Disk, real_listdir
 from tests.simulation.world.machine.scheduler import Process
 
 _MOST_SHOWN = 5
@@ -43,7 +43,7 @@ def wrong_directory(disk: Disk) -> list[str]:
     wrong = [f"a power cut may lose {path}" for path in disk.unflushed() if not path.endswith(_NEVER_FLUSHED)]
     wrong += [f"a power cut may bring back {path}" for path in disk.restorable() if _STAYS_REMOVED(path)]
     wrong += [f"it has left {path.relative_to(folder)}" for path in sorted(folder.rglob("*.tmp"))]
-    empty = [path for path in sorted((folder / "streams").glob("*")) if not any(path.iterdir())]
+    empty = [path for path in sorted((folder / "streams").glob("*")) if not real_listdir(path)]
     wrong += [f"it has left the empty folder {path.relative_to(folder)}" for path in empty]
     wrong += [f"{path.relative_to(folder)} has the mode {mode:o}" for path, mode in _wrong_modes(folder)]
     wrong += [f"it has left the mark {name}" for name in (UNREPORTED_DAMAGE, LAZY_FLUSH) if (folder / name).exists()]
