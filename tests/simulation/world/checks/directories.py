@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,11 +12,13 @@ from liftpy.errors import CorruptionError
 from sidecar.disk.data_folder import LAZY_FLUSH, LOG_ENDS_NAME, UNREPORTED_DAMAGE
 from sidecar.disk.files import decode_checked_json
 from tests.simulation.world.checks.raft_files import wrong_raft_directory
-from tests.simulation.world.machine.disk import Disk
+from tests.simulation.world.machine.disk import Disk, real_listdir
 from tests.simulation.world.machine.scheduler import Process
 
 _MOST_SHOWN = 5
 _FILE_MODE, _FOLDER_MODE = 0o640, 0o750
+_STAYS_REMOVED = re.compile(rf"held/.+|streams/[^/]+/\d+|{UNREPORTED_DAMAGE}|{LAZY_FLUSH}").fullmatch
+"""Marks and logs that a node must not meet again after it has removed them, relative to its data directory."""
 _NEVER_FLUSHED = "lock"
 """End of the names of lock files, which a node creates again if they are missing."""
 
@@ -38,7 +41,10 @@ def wrong_directory(disk: Disk) -> list[str]:
     """Return what is wrong with the data directory of a process that has stopped cleanly."""
     folder = disk.folder
     wrong = [f"a power cut may lose {path}" for path in disk.unflushed() if not path.endswith(_NEVER_FLUSHED)]
+    wrong += [f"a power cut may bring back {path}" for path in disk.restorable() if _STAYS_REMOVED(path)]
     wrong += [f"it has left {path.relative_to(folder)}" for path in sorted(folder.rglob("*.tmp"))]
+    empty = [path for path in sorted((folder / "streams").glob("*")) if not real_listdir(path)]
+    wrong += [f"it has left the empty folder {path.relative_to(folder)}" for path in empty]
     wrong += [f"{path.relative_to(folder)} has the mode {mode:o}" for path, mode in _wrong_modes(folder)]
     wrong += [f"it has left the mark {name}" for name in (UNREPORTED_DAMAGE, LAZY_FLUSH) if (folder / name).exists()]
     ends = decode_checked_json((folder / LOG_ENDS_NAME).read_bytes())["ends"]

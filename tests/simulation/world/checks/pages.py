@@ -65,6 +65,10 @@ def wrong_pages(status: dict[str, Any], metrics: Series, *, has_closed: bool = T
     wrong = [f"counter {name!r} is {count}" for name, count in _counters(status) if not name.strip() or count < 0]
     for row in rows:
         wrong += [f"{row['stream']}/{row['partition']}: {what}" for what in _wrong_row(row, status["node"])]
+    for one in (status, *rows):
+        times = one["flush_times"]
+        if not times["p50_ms"] <= times["p99_ms"] <= times["max_ms"]:
+            wrong.append(f"times of flushes {times}")
     wrong += _wrong_series(metrics)
     for metric, field in _SUMS.items():
         if (shown := sum(values([metrics], metric))) != (total := sum(row[field] for row in rows)):

@@ -7,8 +7,10 @@ disk and the host of its node. It ends with its node.
 from __future__ import annotations
 
 import subprocess
+import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from sidecar.node.worker_node import EXIT_NODE_ENDED
@@ -19,6 +21,8 @@ from tests.simulation.world.machine.loop import VirtualLoop
 from tests.simulation.world.machine.scheduler import NS_PER_S, NS_PER_US, Process
 
 _LATENCY_NS = (5 * NS_PER_US, 60 * NS_PER_US)
+_EXIT_S = 0.005
+"""Time that a process takes to end after its last statement, in seconds."""
 _MOST_ORPHAN_NS = 100_000 * NS_PER_US
 """Maximum time that a worker lives on after its node."""
 _numbers: dict[int, SocketEnd] = {}
@@ -125,9 +129,10 @@ class SocketTransport:
         end.adopt(loop.process)
 
     def write(self, data: bytes) -> None:
-        """Send bytes, unless the other side has ended."""
+        """Send bytes. Drop them if the other side has ended, although the protocol does not know it yet."""
         if not self._is_closing:
-            self._end.sendall(data)
+            with suppress(BrokenPipeError):
+                self._end.sendall(data)
 
     def is_closing(self) -> bool:
         """Return whether it was closed."""
@@ -268,6 +273,7 @@ def spawn(command: list[str], _: int, **__: Any) -> ChildProcess:
         try:
             code = main(channel, lock)
             check_end(child)
+            time.sleep(_EXIT_S)
         finally:
             child.end(code)
 

@@ -248,6 +248,16 @@ class Disk:
                 found.append(str(path.relative_to(self.folder)))
         return found
 
+    def restorable(self) -> list[str]:
+        """Return the removed files and folders whose name a power cut may bring back, relative to the folder."""
+        folders = [self.folder, *(path for path in sorted(self.folder.rglob("*")) if path.is_dir())]
+        return [
+            str((folder / name).relative_to(self.folder))
+            for folder in folders
+            for name in self._folders.get(folder.stat().st_ino, ())
+            if not (folder / name).exists()
+        ]
+
     # ---- what happens to it ----------------------------------------------------------------------------------------------
     def heal(self) -> None:
         """Make the disk fast and error-free."""

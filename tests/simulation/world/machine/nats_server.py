@@ -137,7 +137,7 @@ class Client:
 
     def _connect(self, options: dict[str, object]) -> None:
         self.name = str(options.get("name", ""))
-        if self.name and self.name == self.server.cluster.refused:
+        if self.server.cluster.refuses(self):
             self.connection.cut()
             return
         self._no_responders = bool(options.get("no_responders")) and bool(options.get("headers"))
@@ -407,7 +407,7 @@ class NatsCluster:
         self.loses: Callable[[str, Message], bool] = lambda client, message: False
         """Whether a message of this client is lost on its way to all receivers."""
         self.refused = ""
-        """Name of the client that may not connect. '': all may."""
+        """Name of the client, or of the process, that may not connect. '': all may."""
         self.on_denial: Callable[[str, str], None] = lambda client, text: None
         """Told of each violation of permissions."""
         self.on_protocol_error: Callable[[str, str], None] = lambda client, text: None
@@ -445,12 +445,16 @@ class NatsCluster:
         """Count an event for the report."""
         self.scheduler.counters[what] += 1
 
+    def refuses(self, client: Client) -> bool:
+        """Return whether the client may not connect."""
+        return bool(self.refused) and self.refused in (client.name, client.connection.process.name)
+
     def refuse(self, name: str) -> None:
-        """Cut the connections of the client ``name``, and refuse new ones. '': refuse none."""
+        """Cut the connections of the client or the process ``name``, and refuse new ones. '': refuse none."""
         self.refused = name
         self.trace("refuse", name)
         for server in self.servers:
-            for client in [one for one in server.clients.values() if name and one.name == name]:
+            for client in [one for one in server.clients.values() if self.refuses(one)]:
                 client.connection.cut()
 
     def cut_route(self, one: str, other: str) -> None:

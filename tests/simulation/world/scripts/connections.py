@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
 from typing import Any
 
+from tests.simulation.world.checks.logs import workers_of
 from tests.simulation.world.machine.ingest_thread import BurstSocket
-from tests.simulation.world.machine.nats_server import Rights
+from tests.simulation.world.machine.nats_server import Message, Rights
 from tests.simulation.world.scripts.stage import Stage, script
 
 _LINKS = ("replication", "reads", "ingest")
@@ -18,43 +21,159 @@ async def script_nats_server_restarts(s: Stage) -> None:
 
     Each node logs each connection once, counts the reconnects, and says that publishes may be lost.
     """
-    s.allow("conflicting_entries_truncated", "not_sent_disconnected")
+    s.allow("conflicting_entries_truncated", "entries_known", "not_sent_disconnected")
     await s.create("orders", leader="n2")
     await s.publish("orders", 2)
     await asyncio.sleep(1)
-    s.forget_log()
     server = s.world.nats.servers[0]
-    server.stop()
-    await asyncio.sleep(3)
-    for node in s.names:
-        s.expect_log(
-            node,
-            "".join(
-                f"WARNING nats.disconnected: NATS connection lost connection={link} reason=*: reconnecting\n"
-                f"WARNING nats.reconnect_failed: cannot reconnect to NATS connection={link} reason=*: retrying\n"
-                for link in _LINKS
-            ),
-            about="nats.",
-        )
-        s.expect(s.count_log(node, "publish.lost_unknown"), 1, f"log lines of {node} about lost publishes")
-    s.expect(s.count_log("n2", "role=LEADER phase=LEADER_NO_LEASE"), 1, "log lines about the lease of the leader")
-    s.forget_log()
-    server.start()
-    await s.shows(lambda: s.isr("orders"), s.names, within_s=8)
-    for node in s.names:
-        s.expect_log(
-            node,
-            "".join(f"INFO nats.reconnected: NATS connection restored connection={link} server=s1:4222\n" for link in _LINKS),
-            about="nats.",
-        )
-        for link in _LINKS:
-            s.expect(await s.metric(node, "nats_reconnects_total", link), 1, f"reconnects of {node}")
-            s.expect(await s.metric(node, "nats_connection_up", link), 1, f"connection {link} of {node}")
+    for count in (1, 2):
+        leader = s.leader("orders")
+        s.forget_log()
+        server.stop()
+        await asyncio.sleep(3)
+        for node in s.names:
+            s.expect_log(
+                node,
+                "".join(
+                    f"WARNING nats.disconnected: NATS connection lost connection={link} reason=connection reset by peer: *\n"
+                    f"WARNING nats.reconnect_failed: cannot reconnect to NATS connection={link} reason=*call failed*: retrying\n"
+                    for link in _LINKS
+                ),
+                about="nats.",
+            )
+            s.expect(s.count_log(node, "publish.lost_unknown"), 1, f"log lines of {node} about lost publishes")
+        s.expect(s.count_log(leader, "role=LEADER phase=LEADER_NO_LEASE"), 1, "log lines about the lease of the leader")
+        s.forget_log()
+        server.start()
+        await s.shows(lambda: s.isr("orders"), s.names, within_s=8)
+        for node in s.names:
+            s.expect_log(
+                node,
+                "".join(
+                    f"INFO nats.reconnected: NATS connection restored connection={link} server=s1:4222\n" for link in _LINKS
+                ),
+                about="nats.",
+            )
+            page = (await s.status(node))["connections"]
+            for link in _LINKS:
+                s.expect(await s.metric(node, "nats_reconnects_total", link), count, f"reconnects of {node}")
+                s.expect(await s.metric(node, "nats_connection_up", link), 1, f"connection {link} of {node}")
+                errors = {**page[link]["errors"], "dropped_disconnected": 0}
+                refused = errors.pop("ConnectionRefusedError")
+                wanted = {"ConnectionResetError": count, "disconnected": count, "dropped_disconnected": 0}
+                s.expect(errors, wanted, f"errors of {link} of {node}")
+                s.expect(25 * count < refused < 35 * count, True, f"a node connects every 0.1 s, {refused} times")
+            s.expect(page["reads"]["errors"]["dropped_disconnected"] > 0, True, f"messages that {node} cannot send")
+        unsent = await s.total_counter("metadata: not_sent_disconnected")
+        s.expect(unsent > 0, True, f"messages of the metadata group that are not sent without a connection, {unsent}")
     await s.publish("orders", 2, first=2)
     s.expect(await s.read("orders"), [b"record-%d" % number for number in range(4)], "records")
     status = await s.status("n1")
-    s.expect(status["connections"]["ingest"]["connections_with_unknown_loss"], 1, "connections with unknown loss")
-    s.expect((status["nats"]["reconnects"], status["nats"]["connected"]), (3, True), "reconnects")
+    s.expect(status["connections"]["ingest"]["connections_with_unknown_loss"], 2, "connections with unknown loss")
+    s.expect((status["nats"]["reconnects"], status["nats"]["connected"]), (6, True), "reconnects")
+
+
+@script()
+async def script_nats_server_restarts_under_a_stream_with_standbys(s: Stage) -> None:
+    """Given a stream with ``failover_standby``, when the only NATS server restarts, no node has received more. So the leader stays."""
+    s.allow("conflicting_entries_truncated", "not_sent_disconnected")
+    await s.create("orders", leader="n2", failover_standby=True)
+    await s.publish("orders", 2)
+    await asyncio.sleep(1)
+    s.forget_log()
+    s.world.nats.servers[0].stop()
+    s.world.nats.servers[0].start()
+    await s.becomes(lambda: s.count_log("n2", "nats.reconnected: * connection=standby") == 1, what="n2 reconnects")
+    await s.publish("orders", 2, first=2)
+    s.expect(s.count_log("n2", "leadership given up"), 0, "log lines about the leadership")
+    s.expect((s.leader("orders"), await s.isr("orders")), ("n2", s.names), "(leader, ISR)")
+
+
+@script()
+async def script_ack_that_is_lost_with_its_connection_is_sent_again(s: Stage) -> None:
+    """Given an ack that NATS loses together with the connection of the leader, the leader sends it again when it has reconnected.
+
+    It sends no ack again that is older than the lost connection.
+    """
+    await s.create("orders", leader="n2")
+    connection = s.client.transport.connection
+    await connection.request("orders.x", b"earlier")
+    await asyncio.sleep(5)
+    lost: list[str] = []
+
+    def loses(client: str, message: Message) -> bool:
+        is_ack = client == "liftpy-n2-ingest" and b'"seq":' in message.content
+        lost.extend([message.subject] if is_ack else [])
+        return is_ack
+
+    s.world.nats.loses = loses
+    asking = asyncio.create_task(connection.request("orders.x", b"record", timeout=5))
+    await s.becomes(lambda: len(lost) == 1, within_s=1, what="the ack is lost")
+    s.world.nats.loses = lambda client, message: False
+    since = len(s.messages)
+    s.world.nats.refuse("liftpy-n2-ingest")
+    await asyncio.sleep(0.3)
+    s.expect(asking.done(), False, "an answer without a connection")
+    s.world.nats.refuse("")
+    s.expect_in('"seq":2', (await asking).data.decode(), "answer")
+    sent = [message.subject for name, message, _ in s.messages[since:] if name == "liftpy-n2-ingest"]
+    s.expect(sent, lost, "acks after the reconnect")
+
+
+@script()
+async def script_node_stops_while_its_ingest_connection_is_lost(s: Stage) -> None:
+    """Given a node that has lost its connection for publishes a moment ago, when an operator stops it, it leaves nothing open."""
+    await s.create("orders", leader="n1")
+    await s.publish("orders", 2)
+    for lost_s in (0.2, 1.0):
+        await asyncio.sleep(1)
+        s.world.nats.refuse("liftpy-n2-ingest")
+        await asyncio.sleep(lost_s)
+        if lost_s < 1:
+            s.world.nats.refuse("")
+    await s.stop("n2")
+    s.world.nats.refuse("")
+
+
+async def _check_answers(s: Stage, end: Callable[[], Awaitable[object]], *, partitions: int = 1, partition: int = 0) -> None:
+    """Publish to n2 on a slow network with reply subjects, call ``end``, and expect an ack for each publish that n2 gets."""
+    await s.create("orders", partitions=partitions)
+    await s.client.admin.elect_leader("orders", partition, "n2")
+    await s.becomes(lambda: s.leader("orders", partition) == "n2", what="n2 leads")
+    s.world.network.slow("n2", 60_000_000)
+    (worker,) = (one for one in workers_of(s.world)["orders", partition] if one.node_id == "n2")
+    connection, asked = s.client.transport.connection, []
+    for number in range(120):
+        if number == 30:
+            ending = asyncio.ensure_future(end())
+        asked.append(asyncio.create_task(connection.request(worker.ingest.reader.subject, b"record", timeout=4)))
+        await asyncio.sleep(0.01)
+    found = await asyncio.gather(*asked, return_exceptions=True)
+    answers = Counter(type(one).__name__ for one in found)
+    s.expect((answers["Msg"] >= 30, answers["TimeoutError"]), (True, 0), f"answers {answers}")
+    rejections = [one.data for one in found if not isinstance(one, BaseException) and b'"error"' in one.data]
+    s.expect(rejections, [], "rejections")
+    await ending
+
+
+@script()
+async def script_leader_on_a_slow_network_answers_what_it_gets_when_it_stops(s: Stage) -> None:
+    """Given publishes on their way to a leader that stops, it accepts no others, and answers these."""
+    await _check_answers(s, lambda: s.stop("n2"))
+
+
+@script()
+async def script_leader_on_a_slow_network_answers_what_it_gets_before_a_transfer(s: Stage) -> None:
+    """Given publishes on their way to a leader, when an operator moves the leadership, it accepts no others, and answers these."""
+    await _check_answers(s, lambda: s.client.admin.elect_leader("orders", 0, "n1"))
+    s.expect(s.leader("orders"), "n1", "leader")
+    s.world.network.slow("n2", 0)
+
+
+@script(workers=2)
+async def script_process_on_a_slow_network_answers_what_it_gets_when_its_node_stops(s: Stage) -> None:
+    """Given publishes on their way to a process of a node that stops, it accepts no others, and answers these."""
+    await _check_answers(s, lambda: s.stop("n2"), partitions=4, partition=3)
 
 
 @script()
@@ -363,27 +482,38 @@ async def script_standby_on_a_slow_network_takes_over(s: Stage) -> None:
     s.expect(await s.read("orders"), [b"plain-%d" % number for number in range(200)], "records")
 
 
-@script()
-async def script_leader_with_standbys_loses_its_connections_for_a_moment(s: Stage) -> None:
-    """Given a stream with ``failover_standby``, when its leader misses plain publishes, a follower stores them and leads."""
-    await s.create("orders", leader="n2", failover_standby=True)
+async def _lose(s: Stage, *links: str) -> None:
+    """Cut connections of a leader with standbys for a moment, and expect that another node stores all plain publishes."""
+    first = await s.create("orders", failover_standby=True)
     await asyncio.sleep(1)
     s.forget_log()
     for number in range(40):
         if number == 20:
-            s.world.nats.refuse("liftpy-n2-standby")
-            s.world.nats.refuse("liftpy-n2-ingest")
+            for link in links:
+                s.world.nats.refuse(f"liftpy-{first}-{link}")
         if number == 24:
             s.world.nats.refuse("")
         await s.client.transport.connection.publish("orders.x", b"plain-%d" % number)
         await asyncio.sleep(0.05)
-    await s.becomes(lambda: s.leader("orders") in ("n1", "n3"), within_s=3, what="a standby leads")
+    await s.becomes(lambda: s.leader("orders") not in ("", first), within_s=3, what="a standby leads")
     text = "WARNING replica.transfer_requested: leadership given up partition=orders/0 reason=publishes may have gone past it"
-    s.expect(s.count_log("n2", text), 1, "log lines of the first leader")
+    s.expect(s.count_log(first, text), 1, "log lines of the first leader")
     await s.shows(lambda: s.read("orders"), [b"plain-%d" % number for number in range(40)], what="records")
     row = await s.row(s.leader("orders"), "orders")
     s.expect((row["standby"]["appended"] >= 4, row["standby"]["lost"]), (True, 0), f"standby buffer {row['standby']}")
     s.expect(await s.publish("orders", 1), [40], "offset of a record after it")
+
+
+@script()
+async def script_leader_with_standbys_loses_its_connections_for_a_moment(s: Stage) -> None:
+    """Given a stream with ``failover_standby``, when its leader misses plain publishes, a follower stores them and leads."""
+    await _lose(s, "standby", "ingest")
+
+
+@script()
+async def script_leader_with_standbys_loses_its_ingest_connection_for_a_moment(s: Stage) -> None:
+    """Given a leader that was no standby before, when it misses plain publishes, a follower stores them and leads."""
+    await _lose(s, "ingest")
 
 
 @script(session_s=6.0, lease_s=1.0)

@@ -8,10 +8,12 @@ import os
 import shutil
 from functools import partial
 
+from liftpy.client import ReadOptions
 from liftpy.config import FlushPolicy
 from liftpy.core.log.small_files import CHECKPOINT_NAME, decode_checkpoint
 from liftpy.core.wire.batch import split_batches
 from liftpy.errors import OutcomeUnknownError, PublishRejectedError
+from sidecar.disk import files
 from tests.simulation.world.machine.scheduler import NS_PER_S
 from tests.simulation.world.scripts.stage import Stage, script
 
@@ -656,3 +658,46 @@ async def script_node_with_a_full_disk_stops_after_it_has_flushed_everything(s: 
         )
         for stream in streams:
             await s.shows(partial(s.isr, stream), s.names)
+
+
+@script(nodes=1, controllers=1, starts=False)
+async def script_node_maps_the_segments_that_were_read_last(s: Stage) -> None:
+    """Given more closed segments than a node may map, it keeps the maps of those that readers have used last."""
+    files.MOST_MAPS = 16
+    await s.start("n1")
+    s.change_settings("n1", scrub_bytes_per_s=0)
+    await s.create("orders", segment_bytes=4096)
+    await s.publish("orders", 400, value=_VALUE)
+    segments = sorted(int(path.stem) for path in (s["n1"].disk.folder / "streams").glob("orders-*/0/*.log"))
+    closed = segments[:-1]
+    s.expect(len(closed) > 18, True, f"closed segments {closed}")
+
+    options = ReadOptions(max_bytes=4096, read_ahead=1)
+
+    async def maps() -> tuple[int, int]:
+        found = (await s.status("n1"))["descriptors"]
+        return found["maps"], found["maps_opened"]
+
+    async def read(first: int, last: int) -> None:
+        wanted = [_VALUE + b"-%d" % number for number in range(first, last + 1)]
+        consumer = s.client.consume("orders", start=first, until=last, options=options)
+        s.expect([record.value async for record in consumer], wanted, f"records {first} to {last}")
+
+    for segment in closed:
+        await read(segment, segment)
+    s.expect(await maps(), (16, len(closed)), "(maps, maps that were created) after all segments were read")
+    for segment in closed[-16:]:
+        await read(segment, segment)
+    await read(closed[-16], closed[-16])
+    s.expect(await maps(), (16, len(closed)), "(maps, maps that were created) after the newest were read again")
+    await read(closed[0], closed[0])
+    again = await maps()
+    s.expect(
+        again[0] == 16 and again[1] > len(closed), True, f"(maps, maps that were created) after an older one was read {again}"
+    )
+    await read(closed[-16], closed[-16])  # others make room for the older one, because this one was read after them
+    s.expect(await maps(), again, "(maps, maps that were created) after a newer one was read again")
+    s.expect(await s.metric("n1", "open_maps"), 16, "metric of the maps")
+    await s.client.admin.alter_stream("orders", retention_bytes=3 * 4096)
+    left = await s.becomes(lambda: len(list((s["n1"].disk.folder / "streams").glob("orders-*/0/*.log"))) < 6, within_s=70)
+    s.expect((await maps())[0] <= 5, True, f"maps of segments that exist, after {left:.0f} s: {await maps()}")

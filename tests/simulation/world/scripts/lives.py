@@ -76,11 +76,11 @@ async def script_follower_stops_starts_and_is_killed(s: Stage) -> None:
     )
 
 
-@script(session_s=10.0)
+@script(session_s=10.0, lease_s=5.0, heartbeat_interval_s=3.0)
 async def script_publishes_do_not_wait_for_the_session_of_a_killed_follower(s: Stage) -> None:
     """Given a publish that waits for a killed follower, its leader asks NATS whether the node is there. Without it, the ack comes.
 
-    The session of the node ends much later.
+    The session of the node ends much later, and the metadata leader misses its next heartbeat later, too.
     """
     await s.create("orders", leader="n1")
     await s.publish("orders", 2)
@@ -89,7 +89,8 @@ async def script_publishes_do_not_wait_for_the_session_of_a_killed_follower(s: S
         began_s = s.now_s
         await s.publish("orders", 2, first=number)
         s.expect(s.now_s - began_s < 1.5, True, f"acks without the follower, they took {s.now_s - began_s:.1f} s")
-        await s.start("n2")
+        s["n2"].start()
+        await s.becomes(lambda: s["n2"].is_ready, what="n2 is ready")
         await s.shows(lambda: s.isr("orders"), s.names)
 
 
@@ -266,6 +267,40 @@ async def script_node_is_stopped_while_it_waits_for_nats(s: Stage) -> None:
     s["n1"].terminate()
     await s.becomes(lambda: not s["n1"].is_up, within_s=5, what="the process ends")
     s.world.nats.servers[0].start()
+
+
+@script(nodes=1, controllers=1, starts=False)
+async def script_node_is_stopped_while_nats_refuses_one_of_its_connections(s: Stage) -> None:
+    """Given a node that starts and gets some of its connections, when an operator stops it, it ends and leaves nothing open."""
+    s.world.nats.refuse("liftpy-n1-ingest")
+    s["n1"].start()
+    await s.becomes(lambda: s.count_log("n1", "WARNING nats.connect_failed: cannot connect to NATS") == 1, what="n1 waits")
+    s["n1"].wants_restart = False
+    s["n1"].terminate()
+    await s.becomes(lambda: not s["n1"].is_up, within_s=5, what="the process ends")
+    s.world.nats.refuse("")
+
+
+@script(nodes=1, controllers=1, starts=False)
+async def script_node_starts_while_nats_rejects_its_password(s: Stage) -> None:
+    """Given a NATS server that does not know the password of a node, the node tries again ever more seldom, and starts later."""
+    users = dict(s.world.nats.users)
+    del s.world.nats.users["node", "secret"]
+    s["n1"].start()
+    await asyncio.sleep(20)
+    attempts = s.world.scheduler.counters["-ERR Authorization Violation"]
+    s.expect(5 <= attempts <= 25, True, f"attempts to connect within 20 s {attempts}")
+    s.expect_log(
+        "n1",
+        "WARNING nats.connect_failed: cannot connect to NATS servers=*s1:4222* reason=*uthorization*: retrying",
+        about="nats.",
+    )
+    s.world.nats.refuse("liftpy-n1-ingest")
+    s.world.nats.users.update(users)
+    await asyncio.sleep(10)
+    s.expect(s["n1"].is_ready, False, "n1 is ready without one of its connections")
+    s.world.nats.refuse("")
+    await s.becomes(lambda: s["n1"].is_ready, within_s=15, what="n1 is ready")
 
 
 @script()

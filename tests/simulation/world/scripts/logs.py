@@ -337,6 +337,7 @@ async def script_kill_after_lazy_flushes_loses_nothing_that_two_replicas_have(s:
     await s.shows(lambda: s.isr("orders"), s.names, within_s=20)
     s.expect({(await s.row(node, "orders"))["high_watermark"] for node in s.names}, {19}, "high watermarks")
     s.expect(s.count_log("n1", "log.suspect"), 0, "log lines about a suspect log")
+    s.expect(s.count_log("n1", "node.registered_with_warning: *may have lost acknowledged data"), 1, "log lines about a loss")
     await asyncio.sleep(6)
     s.expect({(await s.row(node, "orders"))["flushed_offset"] for node in s.names}, {19}, "flushed offsets")
 

@@ -22,7 +22,7 @@ _MAY_GROW = (
     "Segment.", "EpochCache.", "Checkpoints.", "RecentIds.", "_BatchIds.", "_Record.", "FastEnvelope.",  # of stored records
     "GroupJournal.", "FeedProducer.", "FeedSubscription.", "PartitionState.", "StreamImage.", "Purge.",  # changes of the metadata
     "RecentEvents.", "NodeEvents.", "FollowerRole.", "OffsetHistory.", "_FlushTimes.",  # histories
-    "AckResendBuffer.", "AnswerTable.", "ReplyBuffer.", "LogTimers.",  # newest answers, and deadlines of members
+    "AckResendBuffer.", "AnswerTable.", "ReplyBuffer.", "SharedAnswers.", "LogTimers.",  # newest answers, and deadlines of members
     "Pattern.known", "Deletions._deleted", "DepartedPartitions._deleted_uids",
 )  # fmt: skip
 """Objects that may grow with each round: state of stored records and deleted streams, caches, and histories with a limit."""
@@ -144,6 +144,10 @@ async def script_connections_come_and_go(s: Stage) -> None:
             await asyncio.sleep(0.3)
         await s.shows(lambda: s.isr("orders"), s.names)
         await s.publish("orders", 2)
+        for leader in ("n1", "n2"):
+            await s.shows(lambda: s.isr("orders"), s.names)
+            await s.client.admin.elect_leader("orders", 0, leader)
+            await s.becomes(lambda: s.leader("orders") == leader, what=f"{leader} leads")  # noqa: B023
 
     await _leaves_nothing(s, work)
 
@@ -170,5 +174,22 @@ async def script_readers_come_and_go(s: Stage) -> None:
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
+
+    await _leaves_nothing(s, work)
+
+
+@script(workers=2)
+async def script_requests_between_processes_come_and_go(s: Stage) -> None:
+    """Given nodes with two processes, what one process asks the other leaves nothing behind."""
+    await s.create("orders", partitions=4)
+
+    async def work(number: int) -> None:
+        leader = s.names[number % 3]
+        await s.client.admin.elect_leader("orders", 3, leader)
+        await s.becomes(lambda: s.leader("orders", 3) == leader, what=f"{leader} leads")
+        await s.publish("orders", 1, partition=3)
+        for node in s.names:
+            await s.status(node)
+            await s.metrics(node)
 
     await _leaves_nothing(s, work)

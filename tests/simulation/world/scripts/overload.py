@@ -102,7 +102,7 @@ async def script_node_drops_publishes_so_that_its_server_keeps_the_connection(s:
     await _send_plain(s, 60)
     await s.becomes(lambda: s.count_log("n2", "publish.lost"), within_s=3, what="the node reports the loss")
     s.forget_log()
-    before = (await _ingest(s))["in_msgs"]
+    before = await _ingest(s)
     _slow_flush(s, 450)
     await _send_plain(s, 86, pause_s=0.002)  # more than half of the buffer and what the server keeps
     await asyncio.sleep(1)
@@ -122,11 +122,39 @@ async def script_node_drops_publishes_so_that_its_server_keeps_the_connection(s:
     s.expect((answers[0], answers[429]), (stored[b"asked"], 300 - stored[b"asked"]), "answers with and without an offset")
     s.expect(await s.metric("n2", "publish_rejected_total"), answers[429], "rejected publishes")
     s.expect(stored[b"plain"] + dropped.total(), 386, f"stored and dropped publishes {row['dropped']}")
-    read = ingest["in_msgs"] - before  # a message in two pieces that comes while the node drops others is not counted
+    read = (
+        ingest["in_msgs"] - before["in_msgs"]
+    )  # a message in two pieces that comes while the node drops others is not counted
     s.expect(650 <= read <= 86 + 600, True, f"messages that the node has read, whatever it did with them, are {read}")
+    read_bytes = ingest["in_bytes"] - before["in_bytes"]
+    s.expect(350 * 10_000 <= read_bytes < 387 * 10_000, True, f"bytes that the node has read are {read_bytes}")
     s.expect(ingest["left_out"], dropped["ingest_overflow"], "publishes that were dropped unread")
     s.expect(answers[429] > 0 and ingest["left_out"] > 100, True, f"the node rejects and drops publishes {answers} {ingest}")
     said = re.findall(r"(\d+) of orders/0", "\n".join(s.log("n2", least="WARNING")))
     s.expect(sum(map(int, said)), dropped.total(), "dropped publishes of the log lines")
     s.expect(s.count_log("n2", "nats.disconnected"), 0, "lost connections")
     s.expect((await s.publish("orders", 1))[0] > 0, True, "an ack after the overload")
+
+
+@script(nodes=1, controllers=1, ingest_buffer_bytes=8_000_000, ingest_queue_bytes=3_000_000, unreplicated_bytes=500_000)
+async def script_server_ends_while_it_holds_publishes(s: Stage) -> None:
+    """Given a NATS server that holds publishes for a node, when it ends, the node says how many are lost at least.
+
+    The server has told the node how many messages it has for it. It cannot tell the end of the connection any more.
+    """
+    s.allow("not_sent_disconnected")
+    await s.create("orders")
+    await s.publish("orders", 1)
+    s.forget_log()
+    _slow_flush(s, 300)
+    await _send_plain(s, 200, size_bytes=40_000)
+    await asyncio.sleep(0.03)
+    server = s.world.nats.servers[0]
+    server.stop()
+    server.start()
+    await s.becomes(lambda: s.count_log("n1", "publish.lost_unknown") == 1, within_s=5, what="the node reports the loss")
+    lost = 201 - (await s.status("n1"))["connections"]["ingest"]["in_msgs"]
+    s.expect(lost > 20, True, f"the server holds publishes: {lost}")
+    s.expect(s.count_log("n1", f"number not known at_least={lost}"), 1, f"log lines about {lost} publishes")
+    s.expect(await s.metric("n1", "publish_lost_on_disconnect_total"), lost, "lost publishes")
+    s.expect(await s.metric("n1", "publish_lost_unknown_total"), 1, "connections with unknown loss")

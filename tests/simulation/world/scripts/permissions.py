@@ -61,6 +61,10 @@ async def script_leader_may_not_receive_publishes_for_a_while(s: Stage) -> None:
     await s.publish("orders", 3)
     s.expect(await s.metric("n2", "incidents_total", "permission_denied"), 2, "denials after the permission is back")
     s.expect(await s.read("orders"), [b"record-%d" % number for number in range(3)], "records")
+    _deny(s, "orders.x")
+    await _reconnect(s, "liftpy-n2-ingest")
+    await s.stop("n2")  # it leaves no timer that subscribes again
+    _allow(s, "", rights)
 
 
 @script()

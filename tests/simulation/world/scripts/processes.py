@@ -8,6 +8,7 @@ from contextlib import suppress
 from functools import partial
 
 from liftpy.config import FlushPolicy
+from liftpy.core.log.epoch_promises import PROMISES_NAME, decode_promises
 from liftpy.errors import CorruptionError, LiftError, PublishRejectedError, StorageError
 from sidecar.disk.data_folder import LOG_ENDS_NAME
 from sidecar.disk.files import decode_checked_json
@@ -50,7 +51,7 @@ async def script_partitions_of_a_node_with_two_processes(s: Stage) -> None:
     for partition in range(6):
         s.expect(len(await s.read("orders", partition)), 5, "records")
     await s.shows(lambda: s.total("read_records_total"), 30, what="records that all nodes have read")
-    # Both processes take new settings, and both stop and name the ends of their logs.
+    # Both processes take new settings and log levels, and both stop and name the ends of their logs.
     s.change_settings("n2", scrub_bytes_per_s=7_000)
     await asyncio.sleep(1)
     s.expect((await s.status("n2"))["scrub"]["bytes_per_s"], 7_000, "rate of the scrub")
@@ -189,9 +190,13 @@ async def script_process_of_a_node_is_busy(s: Stage) -> None:
     await s.create("orders", partitions=4)
     for partition in range(4):
         await s.publish("orders", 5, partition=partition)
+    log_bytes = await s.metric("n2", "log_size_bytes")
     loop = s["n2"].process.children[0].loops[0]  # type: ignore[union-attr]
     loop.busy_until_ns = s.world.scheduler.now_ns + 2_500 * NS_PER_S // 1000
-    await asyncio.sleep(6)
+    began_s = s.now_s
+    s.expect(await s.metric("n2", "log_size_bytes"), log_bytes, "bytes of both processes while one does not answer")
+    s.expect(1 <= s.now_s - began_s < 1.5, True, f"a node waits 1 s for its processes, it took {s.now_s - began_s:.1f} s")
+    await asyncio.sleep(5)
     s.expect(s["n2"].exits, [], "ends of the node")
     for partition in range(4):
         await s.shows(lambda: s.isr("orders", partition), s.names)  # noqa: B023
@@ -215,6 +220,80 @@ async def script_node_waits_for_a_process_with_a_slow_disk(s: Stage) -> None:
         s.expect(s.count_log(name, f"INFO node.stopped: node stopped node={who} clean=yes"), 1, f"log lines of {name}")
     node.disk.heal()
     await s.start("n2")
+
+
+@script(workers=2)
+async def script_promises_of_a_process_outlive_it(s: Stage) -> None:
+    """Given a process that has promised epochs, when its node starts with one process, this one keeps the promises."""
+    await s.create("orders", partitions=4)
+    for leader in ("n1", "n2"):
+        await s.client.admin.elect_leader("orders", 3, leader)
+        await s.becomes(lambda: s.leader("orders", 3) == leader, what=f"{leader} leads")  # noqa: B023
+    await s.publish("orders", 1, partition=3)
+    await s.stop("n2")
+    folder = s["n2"].disk.folder
+    journals = [folder / "workers" / "1" / "promises" / PROMISES_NAME, folder / "promises" / PROMISES_NAME]
+    promised = decode_promises(journals[0].read_bytes())
+    s.expect(sorted(promised.values()) > [0], True, f"promises of worker 1 {promised}")
+    s.change_file("n2", workers=1)
+    await s.start("n2")
+    s.expect(journals[0].exists(), False, "the journal of worker 1 exists")
+    merged = decode_promises(journals[1].read_bytes())
+    s.expect({key: merged.get(key) for key in promised}, promised, "promises of the node")
+    for partition in range(4):
+        await s.shows(partial(s.isr, "orders", partition), s.names)
+
+
+@script(workers=2)
+async def script_process_hangs_while_its_node_stops(s: Stage) -> None:
+    """Given a process that hangs while the node stops, the node kills it after 6 s and says that the stop is not clean."""
+    await s.create("orders", partitions=4, flush=FlushPolicy.parse("interval:60s"))
+    await s.publish("orders", 5, partition=3)
+    s.forget_log()
+    node = s["n2"]
+    node.disk.log_delay_ns, node.disk.was_slow = 3 * NS_PER_S, True
+    node.wants_restart = False
+    node.terminate()
+    await asyncio.sleep(2)
+    worker = node.process.children[0]  # type: ignore[union-attr]
+    s.expect(worker.is_alive, True, "the process flushes its log")
+    worker.pause(60 * NS_PER_S)
+    took_s = await s.becomes(lambda: not node.is_up, within_s=9, what="the node stops")
+    s.expect(5.5 < took_s < 7, True, f"a process without an answer for 6 s is killed, the stop took {took_s:.1f} s")
+    s.expect(node.exits, [0], "exit code")
+    s.expect(
+        s.count_log("n2", "WARNING *: worker not stopped worker=1 seconds=*: killing it"), 1, "log lines about the process"
+    )
+    s.expect(s.count_log("n2", "INFO node.stopped: node stopped node=n2 clean=no"), 1, "log lines about the stop")
+    node.disk.heal()
+    await s.start("n2")
+    for partition in range(4):
+        await s.shows(partial(s.isr, "orders", partition), s.names)
+
+
+@script(workers=2)
+async def script_process_of_a_node_has_no_connection(s: Stage) -> None:
+    """Given a node with two processes, when one loses its connections to NATS, the health checks of the node say so.
+
+    Other nodes lead its partitions soon. The other process works on.
+    """
+    await s.create("orders", partitions=4)
+    for partition in range(4):
+        await s.client.admin.elect_leader("orders", partition, "n2")
+        await s.publish("orders", 5, partition=partition)
+    s.world.nats.refuse("n2.w1")
+
+    async def failed() -> list[str]:
+        return [name for name, why in (await s.client.admin.node_health("n2"))["checks"].items() if why]
+
+    await s.shows(failed, ["nats"], within_s=2, what="failed health checks")
+    await s.becomes(lambda: s.leader("orders", 3) in ("n1", "n3"), within_s=15, what="another node leads partition 3")
+    await s.publish("orders", 5, first=5, partition=3)
+    s.expect(s.leader("orders", 0), "n2", "leader of partition 0")
+    s.world.nats.refuse("")
+    await s.shows(failed, [], within_s=5, what="failed health checks")
+    for partition in range(4):
+        await s.shows(partial(s.isr, "orders", partition), s.names)
 
 
 @script(workers=2, stops=False)
