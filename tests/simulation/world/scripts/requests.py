@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+from collections import Counter
+from typing import Any
 
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -13,6 +16,9 @@ from sidecar.quorum import codec
 from tests.simulation.world.machine.scheduler import NS_PER_S
 from tests.simulation.world.scripts.forgers import ask_for_vote
 from tests.simulation.world.scripts.stage import Stage, script
+
+_ANSWER_OF_THE_FEED = re.compile(r"liftpy\.inbox\.n4\.(?!.*\.heartbeats$)")
+"""Inbox of the node n4 for answers that are no answers to heartbeats."""
 
 
 @script(nodes=4)
@@ -169,6 +175,34 @@ async def script_strangers_write_to_the_subjects_of_the_metadata_group(s: Stage)
     await s.create("more")
     await s.becomes(lambda: s.leader("more") != "", within_s=2, what="all nodes know the new stream")
 
+    # A question that nobody understands is counted by one controller, and an answer by the node that has asked.
+    before = Counter[str]()
+    for node in ("n1", "n2", "n3"):
+        before.update(await rejected(node))
+    await connection.publish("liftpy.feed.snapshot", b"x", reply="liftpy.inbox.n4.token.1")
+    await asyncio.sleep(0.1)
+    for node in ("n1", "n2", "n3"):
+        before.subtract(await rejected(node))
+    s.expect({kind: -count for kind, count in before.items() if count}, {"no envelope": 1}, "rejected questions")
+    counted = (await rejected("n4")).get("no envelope", 0)
+
+    async def answer(question: Any) -> None:
+        await connection.publish(question.reply, b"x")
+
+    subscription = await connection.subscribe("liftpy.feed.snapshot", cb=answer)
+    s.world.nats.loses = lambda client, message: (
+        client.startswith("liftpy-n") and bool(_ANSWER_OF_THE_FEED.match(message.subject))
+    )
+    index = (await s.status("n1"))["metadata_index"]
+    await connection.publish("liftpy.feed", frames.seal(pb.FeedEntry(index=index + 5, previousIndex=index + 4)))
+    await asyncio.sleep(1)
+    counted = (await rejected("n4")).get("no envelope", 0) - counted
+    s.expect(1 <= counted <= 25, True, f"{counted} answers that n4 rejects within 1 s")
+    s.world.nats.loses = lambda client, message: False
+    await subscription.unsubscribe()
+    await s.create("last")
+    await s.becomes(lambda: s.leader("last") != "", within_s=3, what="all nodes know the last stream")
+
 
 @script()
 async def script_metadata_leader_sends_more_often_while_a_controller_is_late(s: Stage) -> None:
@@ -196,8 +230,10 @@ async def script_metadata_leader_sends_more_often_while_a_controller_is_late(s: 
     await expect_rate(0.6, 8, 12, "while a controller does not answer")
     await asyncio.sleep(1)
     await expect_rate(4, 3.5, 6, "when it answers again")
+    late_ticks = await s.metric(leader, "metadata_late_ticks_total")
     s[leader].pause(NS_PER_S * 3 // 10)
     await asyncio.sleep(0.5)
+    s.expect(await s.metric(leader, "metadata_late_ticks_total") > late_ticks, True, "the leader counts its late tick")
     await expect_rate(4, 8, 12, "after the leader was late itself")
     await asyncio.sleep(1)
     await expect_rate(4, 3.5, 6, "when the group is calm again")
@@ -230,3 +266,45 @@ async def script_connection_for_the_stream_of_events_is_refused(s: Stage) -> Non
     wanted = [f"orders{number}" for number in range(3)]
     await s.shows(created, [*wanted, EVENTS_STREAM], within_s=20, what="events of created streams")
     s.allow("events not written at the first attempt")
+
+
+@script(events_stream=True)
+async def script_stream_of_events_continues_after_changes_of_the_leader(s: Stage) -> None:
+    """Given controllers that write events to a stream, when the leader changes or its connection is lost, each event is written once.
+
+    The leader counts the events that it writes.
+    """
+    s.allow("events not written at the first attempt")
+    written = "metadata: events written to their stream"
+
+    async def places() -> list[tuple[int, int]]:
+        try:
+            records = [record async for record in s.client.consume(EVENTS_STREAM, start="earliest", until="end")]
+        except NotFoundError:
+            return []
+        events = [json.loads(record.value or b"") for record in records]
+        found = [(event["index"], event["number"]) for event in events]
+        s.expect(found, sorted(set(found)), "places of the events in their stream")
+        return found
+
+    async def is_complete() -> bool:
+        known = [(event["index"], event["number"]) for event in await s.events()]
+        return await places() == known
+
+    await s.create("orders")
+    await s.shows(is_complete, True, within_s=10, what="all events are in their stream")
+    leader = await s.controller()
+    s.expect(await s.counter(leader, written), len(await places()), "events that the leader has written")
+    await s.stop(leader)
+    count = len(await places())
+    await s.start(leader)
+    await s.create("more")
+    await s.shows(is_complete, True, within_s=10, what="all events are in their stream after a change of the leader")
+    leader = await s.controller()
+    own = len(await places()) - count
+    s.expect(own - 8 <= await s.counter(leader, written) <= own + 8, True, "events that the next leader has written")
+    s.world.nats.refuse(f"liftpy-{leader}-events")
+    await s.create("last")
+    await asyncio.sleep(3)
+    s.world.nats.refuse("")
+    await s.shows(is_complete, True, within_s=20, what="all events are in their stream after a lost connection")
