@@ -106,9 +106,13 @@ async def script_majority_of_the_controllers_is_away(s: Stage) -> None:
         about="node.",
     )
     s.forget_log()
+    journal = s["n2"].disk.folder / "raft" / "journal"
+    before = read_journal(journal.read_bytes())
     s["n2"].start()
     await asyncio.sleep(10)
     s.expect(s["n2"].is_ready, False, "n2 is ready")
+    after = read_journal(journal.read_bytes())
+    s.expect((after.term, after.vote), (before.term, before.vote), "term and vote of n2 after a restart")
     s.expect_log(
         "n2",
         "WARNING metadata.waiting: controller waits node=n2 reason=waits for a leader of the metadata group; not connected: n1, n3",
@@ -498,6 +502,7 @@ async def script_operator_replaces_a_controller(s: Stage) -> None:
     s.forget_log()
     leader = await s.controller()
     gone = next(node for node in s.names if node not in (leader, "n4"))
+    counted = (await s.status(gone))["counters"]
     await s.client.admin.change_controllers(remove=gone)
     left = [node for node in s.names if node != gone]
     await s.shows(voters, [left] * 4, within_s=20)
@@ -512,6 +517,8 @@ async def script_operator_replaces_a_controller(s: Stage) -> None:
         """,
         about="metadata.",
     )
+    now = (await s.status(gone))["counters"]
+    s.expect({name: count for name, count in counted.items() if now.get(name, 0) < count}, {}, "counters that have fallen")
     changes = [event for event in await s.events() if event["kind"] == "controllers_changed"]
     s.expect(changes[-1]["now"], " ".join(left), "newest list in the events")
     await s.stop("n4")  # the new list is in its journal, and in no snapshot
@@ -854,6 +861,10 @@ async def script_node_that_is_no_controller_misses_one_message(s: Stage) -> None
     async def index() -> bool:
         return bool((await s.status("n4"))["metadata_index"] == (await s.status("n1"))["metadata_index"])
 
+    since = len(s.messages)
+    await asyncio.sleep(5)
+    heartbeats = [one for one in s.messages_to("liftpy.control.node.n4", since) if one.reply.endswith(".heartbeats")]
+    s.expect(19 <= len(heartbeats) <= 21, True, f"heartbeats of n4 within 5 s {len(heartbeats)}")
     for number in range(3):
         lost.clear()
         s.world.nats.loses = loses
