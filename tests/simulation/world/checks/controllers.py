@@ -154,7 +154,11 @@ async def _wrong_reports(client: Client, up: list[NodeProcess]) -> list[str]:
         vote = name if name in leaders else ""
         found = wrong_running_directory(raft, held[name], term=term, commit_index=commit_index, vote=vote)
         wrong += [f"{name}: {what}" for what in found]
-    return [*wrong, *wrong_nonces(folders), *await _wrong_events(client, sorted(held))]
+    return [
+        *wrong,
+        *wrong_nonces(folders),
+        *await _wrong_events(client, {name: status[name]["metadata_index"] for name in held}),
+    ]
 
 
 def _wrong_sizes(held: dict[str, dict[str, Any]], up: list[NodeProcess]) -> list[str]:
@@ -173,13 +177,15 @@ def _wrong_sizes(held: dict[str, dict[str, Any]], up: list[NodeProcess]) -> list
     return wrong
 
 
-async def _wrong_events(client: Client, voters: list[str]) -> list[str]:
+async def _wrong_events(client: Client, indexes: dict[str, int]) -> list[str]:
     """Compare the events of the cluster that controllers report. A controller that began with a snapshot knows only later ones.
 
-    The detail of an event may name a cause that lies before the snapshot.
+    The detail of an event may name a cause that lies before the snapshot. ``indexes``: index of the metadata of each controller, up
+    to which it knows the events.
     """
     events: dict[str, dict[tuple[int, int], dict[str, Any]]] = {}
     begins = []
+    voters = sorted(indexes)
     for name in voters:
         found, after, more = events.setdefault(name, {}), (0, -1), True
         while more:
@@ -190,6 +196,8 @@ async def _wrong_events(client: Client, voters: list[str]) -> list[str]:
             found.update(zip(places, ({**event, "detail": ""} for event in answer["events"]), strict=True))
             after, more = max(places, default=after), answer["more"] and bool(places)
         begins.append(answer["begins"])
+        if answer["index"] != indexes[name]:
+            return [f"{name} knows the events up to {answer['index']}, and has applied {indexes[name]}"]
     first = max(begins)
     known = [{place: event for place, event in found.items() if place[0] > first} for found in events.values()]
     for name, found in zip(events, known, strict=True):

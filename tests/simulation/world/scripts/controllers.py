@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
+from liftpy.core.metadata.controller import admission
 from liftpy.core.metadata.features import SUPPORTED_LEVELS, LevelRange
 from liftpy.core.metadata.feed import FeedSubscription
 from liftpy.core.metadata.image import RESCUE_LEAP
@@ -1009,26 +1010,6 @@ async def script_controller_with_a_failed_disk_gets_no_feed(s: Stage) -> None:
     await s.shows(lambda: s.isr("orders"), s.names)
 
 
-@script(nodes=1, controllers=1, starts=False)
-async def script_only_controller_starts_next_to_a_program_that_reads_everything(s: Stage) -> None:
-    """Given a new single controller and a program that gets its question, it waits 15 s for an answer, and says so. Then it starts."""
-    s.allow("metadata.group_assumed_absent", "metadata.group_unknown")
-    everything = await s.client.transport.connection.subscribe(">")
-    s["n1"].start()
-    took_s = await s.becomes(lambda: s["n1"].is_ready, within_s=25, what="n1 is ready")
-    s.expect(15 <= took_s <= 20, True, f"n1 is ready after {took_s:.1f} s")
-    await everything.unsubscribe()
-    s.expect_log(
-        "n1",
-        """
-        WARNING metadata.group_unknown: * node=n1 reason=a controller may run, but does not answer: *: asking again
-        WARNING metadata.group_assumed_absent: no controller answers node=n1 seconds=15: starting a metadata group
-        """,
-        about="metadata.group_",
-    )
-    await s.create("orders")
-
-
 async def _expect_decisions_at_once(s: Stage) -> None:
     """Expect that a request takes a few flushes and messages, and waits for no timer."""
     await s.create("orders")
@@ -1043,7 +1024,11 @@ async def _expect_decisions_at_once(s: Stage) -> None:
 
 @script(nodes=4)
 async def script_requests_to_the_metadata_group_wait_for_no_timer(s: Stage) -> None:
-    """Given a quiet group, each request is decided within milliseconds, and all nodes know the result at once."""
+    """Given a quiet group, each request is decided within milliseconds, and all nodes know the result at once.
+
+    Requests that have ended leave room for others.
+    """
+    admission.MAX_IN_PROGRESS = _REQUESTS
     await _expect_decisions_at_once(s)
     await s.client.admin.pause("orders", [0])
     groups = [node.node.group for node in s.world.nodes if node.node is not None and node.node.group is not None]

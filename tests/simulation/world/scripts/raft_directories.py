@@ -320,6 +320,7 @@ async def script_controller_without_its_data_waits_for_a_majority_of_the_others(
         s["n3"].start()
         await s.becomes(lambda: all(node.is_ready for node in s.world.nodes), within_s=5, what="all nodes are ready")
         s.expect(s.count_log("n1", "metadata.voter_added"), 1, "log lines of the new voter")
+        s.expect(await s.counter("n2", "metadata: messages_of_older_directory"), 0, "votes that n1 has asked for or given")
         before, term = term, (await s.client.admin.describe_cluster()).controllers[0].term
         s.expect(before < term <= before + _FEW_TERMS, True, f"a controller without a vote raises no term, {before} and {term}")
     s.expect([stream.name for stream in await s.client.admin.list_streams()], ["orders"], "streams")

@@ -164,7 +164,7 @@ async def script_strangers_write_to_the_subjects_of_the_metadata_group(s: Stage)
     await asyncio.sleep(1)
     s.expect({node: s.log(node) for node in s.names}, {node: [] for node in s.names}, "log lines")
     s.expect((await s.status("n4"))["metadata_leader"], leader, "metadata leader that n4 knows")
-    s.allow(*(f"refused: {name}" for *_, name in cases))
+    s.allow(*(f"refused: {name}" for *_, name in cases), "refused: control request")
 
     # An entry that follows nothing is no damage: the node asks a controller what it has missed.
     since = len(s.messages)
@@ -174,6 +174,12 @@ async def script_strangers_write_to_the_subjects_of_the_metadata_group(s: Stage)
     s.expect((await s.status("n4"))["metadata_index"], index, "index of the metadata")
     await s.create("more")
     await s.becomes(lambda: s.leader("more") != "", within_s=2, what="all nodes know the new stream")
+
+    # The metadata leader answers a request of no known kind.
+    request = frames.seal(pb.ControlRequest(operationId=b"x" * 16))
+    response = frames.decode((await connection.request("liftpy.control.admin", request, timeout=1)).data, pb.ControlResponse)
+    s.expect((response.error, response.operationId), (pb.ControlResponse.INVALID, b"x" * 16), "answer to a request of no kind")
+    s.expect_in("The request has no known kind.", response.detail, "answer to a request of no kind")
 
     # A question that nobody understands is counted by one controller, and an answer by the node that has asked.
     before = Counter[str]()
@@ -202,6 +208,35 @@ async def script_strangers_write_to_the_subjects_of_the_metadata_group(s: Stage)
     await subscription.unsubscribe()
     await s.create("last")
     await s.becomes(lambda: s.leader("last") != "", within_s=3, what="all nodes know the last stream")
+
+
+@script(nodes=4)
+async def script_stranger_publishes_a_deletion_on_the_feed(s: Stage) -> None:
+    """Given a node with the only copy, when a stranger publishes on the feed that its stream is deleted, the node asks the controllers.
+
+    It keeps the data, says what operators should do, fetches the metadata again, and leads the partition as before.
+    """
+    await s.create("orders", replicas=1)
+    stream = await s.client.admin.stream("orders")
+    await s.client.admin.reassign(stream, 0, ["n4"])
+    await s.shows(lambda: s.isr("orders"), ["n4"])
+    await s.publish("orders", 3)
+    await asyncio.sleep(2)
+    s.forget_log()
+    index = (await s.status("n4"))["metadata_index"]
+    deletion = pb.Record(streamDeleted=pb.StreamDeleted(name="orders", uid=stream.uid))
+    forged = pb.FeedEntry(index=index + 1, previousIndex=index, records=[deletion])
+    await s.client.transport.connection.publish("liftpy.feed", frames.seal(forged))
+    text = "ERROR partition.deletion_contradicted: partition not deleted partition=orders/0: *: restrict its NATS permissions"
+    await s.becomes(lambda: s.count_log("n4", text) == 1, within_s=40, what="n4 keeps the data")
+
+    async def state() -> tuple[bool, str]:
+        indexes = {(await s.status(node))["metadata_index"] for node in s.names}
+        return len(indexes) == 1, (await s.row("n4", "orders")).get("role", "")
+
+    await s.shows(state, (True, "LEADER"), within_s=5, what="whether n4 knows what the others know, and its role")
+    s.expect(await s.publish("orders", 1, first=3), [3], "offset of the next record")
+    s.expect(await s.counter("n4", "metadata: images_fetched_again") >= 1, True, "n4 counts that it has fetched the metadata")
 
 
 @script()
