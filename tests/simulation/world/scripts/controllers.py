@@ -66,7 +66,14 @@ async def script_metadata_leader_is_stopped(s: Stage) -> None:
     await s.create("orders")
     for number in range(2):
         old = await s.controller()
+        s.forget_log()
         await s.stop(old)
+        events = [line.split()[1] for line in s.log(old)]
+        s.expect(
+            events.index("metadata.leadership_lost:") < events.index("node.transferring_leaderships:"),
+            True,
+            f"it does not lead the group any more when it transfers the leaderships of partitions: {events}",
+        )
         leaders = {node.node.group.leader for node in s.world.nodes if node.node is not None and node.node.group is not None}
         s.expect((len(leaders), leaders & {"", old}), (1, set()), f"metadata leaders that the others know {leaders}")
         began_s = s.now_s
@@ -836,6 +843,9 @@ async def script_operator_takes_back_the_addition_of_a_controller(s: Stage) -> N
     s.world.nats.loses = lambda client, message: message.subject.startswith("liftpy.raft.n4.")
     await s.client.admin.change_controllers(add="n4")
     await s.becomes(lambda: s.count_log("n4", "metadata.controller_starting") == 1, what="n4 begins to become a controller")
+    described = (await s.client.admin.describe_cluster()).controllers
+    waiting = {one.node_id: (one.learner, bool(one.waits_for)) for one in described if one.learner or one.waits_for}
+    s.expect(waiting, {"n4": (True, True)}, "(learner, waits) of the controllers")
     await s.client.admin.change_controllers(remove="n4")
     await asyncio.sleep(5)
     s.world.nats.loses = lambda client, message: False

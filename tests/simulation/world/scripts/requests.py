@@ -75,11 +75,16 @@ async def script_operator_changes_how_often_leaderships_return(s: Stage) -> None
 async def script_program_asks_for_events_in_pages(s: Stage) -> None:
     """Given a program that asks a controller for events, each answer has at most as many as it wants, and says if there are more.
 
-    A wrong question is answered with an explanation.
+    A wrong question is answered with an explanation. The metadata leader also publishes each event once.
     """
+    await asyncio.sleep(2)
+    since, known = len(s.messages), len(await s.events("n1"))
     for number in range(5):
         await s.create(f"orders{number}")
+    await asyncio.sleep(1)
     everything = await s.events("n1")
+    published = [(one.subject, json.loads(one.content)) for one in s.messages_to("liftpy.events.", since)]
+    s.expect(published, [(f"liftpy.events.{event['kind']}", event) for event in everything[known:]], "published events")
     connection = s.client.transport.connection
 
     async def ask(question: bytes) -> dict[str, object]:
