@@ -265,13 +265,19 @@ async def script_metadata_leader_sends_more_often_while_a_controller_is_late(s: 
         s.expect(least <= found <= most, True, f"messages per second {when}, {found:g}")
 
     await expect_rate(4, 3.5, 6, "in a calm group")
+    rejected = await s.total_counter("metadata: pre_votes_rejected")
     s[late].pause(NS_PER_S * 6 // 5)
     await asyncio.sleep(0.5)
     await expect_rate(0.6, 8, 12, "while a controller does not answer")
     await asyncio.sleep(1)
     await expect_rate(4, 3.5, 6, "when it answers again")
+    s.expect(
+        await s.total_counter("metadata: pre_votes_rejected"), rejected, "questions of the late controller before an election"
+    )
     late_ticks = await s.metric(leader, "metadata_late_ticks_total")
-    s[leader].pause(NS_PER_S * 3 // 10)
+    since = len(s.messages)
+    await s.becomes(lambda: bool(s.subjects(f"liftpy.raft.{late}.{leader}", since)), what="a message of the leader")
+    s[leader].pause(NS_PER_S * 37 // 100)  # longer than a leader may be late, and shorter than an election timeout
     await asyncio.sleep(0.5)
     s.expect(await s.metric(leader, "metadata_late_ticks_total") > late_ticks, True, "the leader counts its late tick")
     await expect_rate(4, 8, 12, "after the leader was late itself")
