@@ -938,6 +938,8 @@ async def script_controllers_are_replaced_while_one_is_away(s: Stage) -> None:
         await s.client.admin.change_controllers(add=added, remove=removed)
         now = sorted({*now, *filter(None, [added])} - {removed})
         await s.shows(voters, now, within_s=20, what="controllers")
+    for node in former:
+        await s.becomes(lambda: s.count_log(node, "metadata.became_follower") == 1, what=f"{node} is no controller")  # noqa: B023
     s.forget_log()
     s[away].start()
     await s.becomes(lambda: s[away].is_ready, within_s=10, what=f"{away} is ready")
