@@ -11,8 +11,12 @@ from typing import Any
 
 from liftpy.client.client import Client
 from liftpy.core.metadata.codec import image_to_bytes
+from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.core.metadata.idempotency import IdempotencyCache
 from liftpy.core.metadata.image import ClusterImage, Counters
+from sidecar.metadata.group_thread import GroupThread
+from sidecar.metadata.member import RaftMember
+from tests.simulation.world.checks.raft_files import wrong_nonces, wrong_running_directory
 from tests.simulation.world.machine.nats_server import Message
 from tests.simulation.world.node_process import NodeProcess
 from tests.simulation.world.world import World
@@ -28,7 +32,8 @@ _MAY_RUN_TWICE = re.compile(r"Task-\d+|parsing publishes")
 async def wrong_group(world: World, client: Client) -> list[str]:
     """Return what the nodes of a quiet cluster know, report or do differently from each other or from their role."""
     up = [node for node in world.nodes if node.is_ready and not node.is_stopping and node.node is not None]
-    wrong = [*_wrong_images(up), *(text for node in up for text in (*_wrong_subscriptions(world, node), *_wrong_tasks(node)))]
+    wrong = [*_wrong_images(up), *wrong_lists(up)]
+    wrong += [text for node in up for text in (*_wrong_subscriptions(world, node), *_wrong_tasks(node))]
     return wrong or await _wrong_reports(client, up)
 
 
@@ -49,6 +54,19 @@ def _wrong_images(up: list[NodeProcess]) -> list[str]:
     of_controllers = {name: image_to_bytes(group.image) for name, group in groups.items() if group.is_controller}
     if len(set(of_controllers.values())) > 1:
         wrong.append(f"the controllers {sorted(of_controllers)} have different metadata")
+    return wrong
+
+
+def wrong_lists(up: Iterable[NodeProcess]) -> list[str]:
+    """Return the nodes whose log names other controllers than their metadata."""
+    wrong = []
+    for node in up:
+        group = node.node.group if node.node is not None else None
+        member = group.role.current if isinstance(group, GroupThread) else None
+        if isinstance(member, RaftMember):
+            by_log, in_image = member.controllers, member.image.controllers
+            if (by_log if by_log.index else ControllerList()) != in_image:
+                wrong.append(f"{node.name} has the controllers {by_log} by its log, and {in_image} in its metadata")
     return wrong
 
 
@@ -129,7 +147,18 @@ async def _wrong_reports(client: Client, up: list[NodeProcess]) -> list[str]:
         if page["controller"] != (name in voters) or ("journal_entries" in page["metadata_held"]) != (name in voters):
             wrong.append(f"{name}: controller {page['controller']}, holds {page['metadata_held']}, and the voters are {voters}")
     held = {name: page["metadata_held"] for name, page in status.items() if page["controller"]}
-    return [*wrong, *_wrong_sizes(held, up), *await _wrong_events(client, sorted(held))]
+    wrong += _wrong_sizes(held, up)
+    folders = {node.name: node.disk.folder / "raft" for node in up if node.name in held and not node.disk.was_full}
+    term, commit_index, _ = min(ends)
+    for name, raft in folders.items():
+        vote = name if name in leaders else ""
+        found = wrong_running_directory(raft, held[name], term=term, commit_index=commit_index, vote=vote)
+        wrong += [f"{name}: {what}" for what in found]
+    return [
+        *wrong,
+        *wrong_nonces(folders),
+        *await _wrong_events(client, {name: status[name]["metadata_index"] for name in held}),
+    ]
 
 
 def _wrong_sizes(held: dict[str, dict[str, Any]], up: list[NodeProcess]) -> list[str]:
@@ -148,13 +177,15 @@ def _wrong_sizes(held: dict[str, dict[str, Any]], up: list[NodeProcess]) -> list
     return wrong
 
 
-async def _wrong_events(client: Client, voters: list[str]) -> list[str]:
+async def _wrong_events(client: Client, indexes: dict[str, int]) -> list[str]:
     """Compare the events of the cluster that controllers report. A controller that began with a snapshot knows only later ones.
 
-    The detail of an event may name a cause that lies before the snapshot.
+    The detail of an event may name a cause that lies before the snapshot. ``indexes``: index of the metadata of each controller, up
+    to which it knows the events.
     """
     events: dict[str, dict[tuple[int, int], dict[str, Any]]] = {}
     begins = []
+    voters = sorted(indexes)
     for name in voters:
         found, after, more = events.setdefault(name, {}), (0, -1), True
         while more:
@@ -165,12 +196,55 @@ async def _wrong_events(client: Client, voters: list[str]) -> list[str]:
             found.update(zip(places, ({**event, "detail": ""} for event in answer["events"]), strict=True))
             after, more = max(places, default=after), answer["more"] and bool(places)
         begins.append(answer["begins"])
+        if answer["index"] != indexes[name]:
+            return [f"{name} knows the events up to {answer['index']}, and has applied {indexes[name]}"]
     first = max(begins)
     known = [{place: event for place, event in found.items() if place[0] > first} for found in events.values()]
     for name, found in zip(events, known, strict=True):
         if differ := sorted(place for place in known[0].keys() | found.keys() if known[0].get(place) != found.get(place)):
             return [f"{voters[0]} and {name} report different events at {differ[:3]}"]
     return []
+
+
+# ---- a quiet time ----------------------------------------------------------------------------------------------------
+
+_MOST_GROWTH_BYTES = 200
+"""Maximum growth of the journal of a controller without requests, in bytes per second."""
+
+
+class QuietControllers:
+    """What the controllers of a quiet group do: they write almost nothing, and no tick is late.
+
+    The time begins with the object. ``nodes``: nodes that run.
+    """
+
+    def __init__(self, nodes: Iterable[NodeProcess]) -> None:
+        self._nodes = [node for node in nodes if _ticks(node)]
+        self._before = {node.name: self._state(node) for node in self._nodes}
+
+    @staticmethod
+    def _state(node: NodeProcess) -> tuple[int, int, float]:
+        journal = (node.disk.folder / "raft" / "journal").stat()
+        return journal.st_ino, journal.st_size, _ticks(node).get("late", 0)
+
+    def wrong(self) -> list[str]:
+        """Return what the controllers have done since the beginning that quiet controllers do not do."""
+        wrong = []
+        for node in self._nodes:
+            (file, size_bytes, late), now = self._before[node.name], self._state(node)
+            if now[0] != file:
+                wrong.append(f"{node.name} writes its journal anew")
+            elif now[1] - size_bytes > _MOST_GROWTH_BYTES:
+                wrong.append(f"{node.name} adds {now[1] - size_bytes} bytes to its journal")
+            if now[2] != late:
+                wrong.append(f"{node.name} has {now[2] - late:g} late ticks")
+        return wrong
+
+
+def _ticks(node: NodeProcess) -> dict[str, float]:
+    """Return what a controller reports about its ticks. {}: the node is no controller."""
+    group = node.node.group if node.node is not None else None
+    return {} if group is None else group.ticks()
 
 
 # ---- messages --------------------------------------------------------------------------------------------------------

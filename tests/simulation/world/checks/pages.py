@@ -41,6 +41,16 @@ _COUNTS = {
     "publish_dropped_total": "dropped_count",
 }
 """Metric -> field of the rows of partitions whose sum it is, with the replicas that the process has closed."""
+_HELD = {
+    "metadata_journal_bytes": "journal_file_bytes",
+    "metadata_journal_entries": "journal_entries",
+    "metadata_journal_memory_bytes": "journal_bytes",
+    "metadata_operations": "window_operations",
+    "metadata_operations_bytes": "window_bytes",
+}
+"""Metric of a controller -> field of what its status says about the metadata log."""
+_MOST_MEAN_S = 30.0
+"""Maximum mean duration of a request to the metadata group and of a flush of its journal, in seconds."""
 _STATES = {"ids": "message_ids_bytes", "producers": "producers_bytes", "subjects": "subjects_bytes"}
 """Label of ``dedup_state_bytes`` -> field of the rows of partitions whose sum it is."""
 
@@ -84,9 +94,26 @@ def wrong_pages(status: dict[str, Any], metrics: Series, *, has_closed: bool = T
         shown, total = sum(values([metrics], "dedup_state_bytes", f'"{label}"')), sum(row[field] for row in rows)
         if shown != total:
             wrong.append(f"dedup_state_bytes of {label} is {shown:g}, and the sum of {field} is {total}")
+    wrong += _wrong_metadata(status, metrics)
     if (shown := sum(values([metrics], "partitions"))) != (total := len(rows) + len(status["failed_partitions"])):
         wrong.append(f"metric partitions is {shown:g}, and the status has {total}")
     return wrong
+
+
+def _wrong_metadata(status: dict[str, Any], metrics: Series) -> Iterable[str]:
+    """Yield what is impossible in the figures of the metadata group. Each node has registered, so it has sent a request."""
+    timed = ["metadata_proposal_duration_seconds"]
+    if status["controller"]:
+        timed.append("metadata_fsync_duration_seconds")
+        for metric, field in _HELD.items():
+            if (shown := sum(values([metrics], metric))) != status["metadata_held"][field]:
+                yield f"metric {metric} is {shown:g}, and {field} is {status['metadata_held'][field]}"
+        if (late := sum(values([metrics], "metadata_late_ticks_total"))) < status["ticks"]["late"]:
+            yield f"metric metadata_late_ticks_total is {late:g}, and the ticks are {status['ticks']}"
+    for name in timed:
+        count, total_s = (sum(values([metrics], f"{name}_{part}")) for part in ("count", "sum"))
+        if count < 1 or not 0 <= total_s <= _MOST_MEAN_S * count:
+            yield f"{name} has the count {count:g} and the sum {total_s:g}"
 
 
 def _counted(rows: list[dict[str, Any]], node: str) -> Iterable[tuple[str, str, int]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import crc32c
 
@@ -55,6 +56,11 @@ class Journal:
     def last_index(self) -> int:
         """Index of the last entry, 0 without entries."""
         return max(self.entries, default=0)
+
+    @property
+    def entry_bytes(self) -> int:
+        """Size of the records of all entries, in bytes."""
+        return sum(_RECORD.size + len(command) for _, command in self.entries.values())
 
 
 def read_journal(data: bytes) -> Journal:
@@ -110,7 +116,7 @@ def wrong_raft_directory(raft: Path, node: str, image: ClusterImage) -> list[str
     except (_WrongJournalError, CorruptionError, struct.error, UnicodeDecodeError) as error:
         return [*wrong, f"raft/journal or raft/snapshot: {error}"]
     wrong += _wrong_numbers(journal)
-    spent_bytes = len(data) - sum(_RECORD.size + len(command) for _, command in journal.entries.values())
+    spent_bytes = len(data) - journal.entry_bytes
     if spent_bytes > _MOST_SPENT_BYTES + _FRAME.size:
         wrong.append(f"raft/journal has {spent_bytes} bytes without an entry")
     if snapshot is not None:
@@ -118,6 +124,45 @@ def wrong_raft_directory(raft: Path, node: str, image: ClusterImage) -> list[str
     elif min(journal.entries, default=1) > 1:
         wrong.append(f"raft/journal begins with entry {min(journal.entries)}, and there is no snapshot")
     return wrong or _wrong_replay(journal, snapshot, image)
+
+
+def wrong_running_directory(raft: Path, sizes: dict[str, Any], *, term: int, commit_index: int, vote: str) -> list[str]:
+    """Return what the raft directory of a controller that runs contains differently from its memory.
+
+    Args:
+        raft: The directory.
+        sizes: Sizes of the metadata log that the controller reports.
+        term: Raft term of the group.
+        commit_index: Index of the last committed entry.
+        vote: Member for which the controller has voted in this term. '': unknown.
+    """
+    try:
+        journal = read_journal((raft / "journal").read_bytes())
+    except (_WrongJournalError, struct.error, UnicodeDecodeError) as error:
+        return [f"raft/journal: {error}"]
+    wrong = []
+    found, known = (len(journal.entries), journal.entry_bytes), (sizes["journal_entries"], sizes["journal_bytes"])
+    if found != known:
+        wrong.append(f"raft/journal has (entries, bytes of entries) {found}, and the controller holds {known}")
+    if journal.term != term or (vote and journal.vote != vote):
+        wrong.append(f"raft/journal has the term {journal.term} and a vote for {journal.vote!r}, expected {term} and {vote!r}")
+    if journal.commit_index != commit_index:
+        wrong.append(f"raft/journal knows that {journal.commit_index} is committed, and the group has committed {commit_index}")
+    return wrong
+
+
+def wrong_nonces(folders: dict[str, Path]) -> list[str]:
+    """Return which controllers of a quiet group do not know the newest process of another one. ``folders``: raft directories."""
+    lineages = {node: decode_checked_json((raft / "lineage").read_bytes()) for node, raft in folders.items()}
+    wrong = [f"raft/lineage of {node} misses {fields['missed']}" for node, fields in lineages.items() if fields["missed"]]
+    for node, fields in lineages.items():
+        for peer, other in lineages.items():
+            pair = fields["known"].get(peer), other["known_as"].get(node)
+            if peer != node and pair != (other["nonce"], other["nonce"]):
+                wrong.append(
+                    f"raft/lineage of {node} and {peer}: {peer} is known by the nonces {pair}, and has {other['nonce']}"
+                )
+    return wrong
 
 
 def _wrong_lineage(path: Path, node: str) -> list[str]:

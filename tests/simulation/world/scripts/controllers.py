@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
+from liftpy.core.metadata.controller import admission
 from liftpy.core.metadata.features import SUPPORTED_LEVELS, LevelRange
 from liftpy.core.metadata.feed import FeedSubscription
 from liftpy.core.metadata.image import RESCUE_LEAP
@@ -17,6 +18,7 @@ from sidecar.metadata import feed
 from sidecar.quorum.codec import unseal
 from sidecar.quorum.rescue import lock_directories, newest, read_survivor, rescue
 from sidecar.runtime.settings import with_values
+from tests.simulation.world.checks.controllers import wrong_lists
 from tests.simulation.world.checks.raft_files import read_journal
 from tests.simulation.world.machine.nats_server import Message
 from tests.simulation.world.machine.scheduler import NS_PER_S
@@ -24,6 +26,9 @@ from tests.simulation.world.scripts.stage import Stage, script
 
 _DATA = 2
 """First byte of a frame between controllers that is no hello."""
+_REQUESTS = 10
+_DECISION_S = 0.03
+"""Maximum mean time of a request to the metadata group without other load, in seconds."""
 
 
 @script()
@@ -61,7 +66,14 @@ async def script_metadata_leader_is_stopped(s: Stage) -> None:
     await s.create("orders")
     for number in range(2):
         old = await s.controller()
+        s.forget_log()
         await s.stop(old)
+        events = [line.split()[1] for line in s.log(old)]
+        s.expect(
+            events.index("metadata.leadership_lost:") < events.index("node.transferring_leaderships:"),
+            True,
+            f"it does not lead the group any more when it transfers the leaderships of partitions: {events}",
+        )
         leaders = {node.node.group.leader for node in s.world.nodes if node.node is not None and node.node.group is not None}
         s.expect((len(leaders), leaders & {"", old}), (1, set()), f"metadata leaders that the others know {leaders}")
         began_s = s.now_s
@@ -102,9 +114,13 @@ async def script_majority_of_the_controllers_is_away(s: Stage) -> None:
         about="node.",
     )
     s.forget_log()
+    journal = s["n2"].disk.folder / "raft" / "journal"
+    before = read_journal(journal.read_bytes())
     s["n2"].start()
     await asyncio.sleep(10)
     s.expect(s["n2"].is_ready, False, "n2 is ready")
+    after = read_journal(journal.read_bytes())
+    s.expect((after.term, after.vote), (before.term, before.vote), "term and vote of n2 after a restart")
     s.expect_log(
         "n2",
         "WARNING metadata.waiting: controller waits node=n2 reason=waits for a leader of the metadata group; not connected: n1, n3",
@@ -247,9 +263,10 @@ async def script_only_controller_loses_its_snapshot(s: Stage) -> None:
 
 @script()
 async def script_operator_rescues_the_metadata_from_one_controller(s: Stage) -> None:
-    """Given the loss of two controllers and their disks, when an operator rescues the metadata, the third one has all records.
+    """Given the loss of a majority of the controllers, when an operator rescues the metadata, one disk is enough for all records.
 
-    This is the runbook ``controllers-lost``. The other nodes start with new disks, one of them with the files of a controller.
+    This is the runbook ``controllers-lost``. One node starts with a new disk and the files of a controller. Another one is no
+    controller any more.
     """
     s.allow("metadata.force_recovered")
     await s.create("orders", leader="n1")
@@ -263,10 +280,10 @@ async def script_operator_rescues_the_metadata_from_one_controller(s: Stage) -> 
     s.expect((best.term, best.index), max((one.term, one.index) for one in survivors), "term and index of the newest log")
     s.expect([best.parts_from(one) for one in survivors], [0, 0, 0], "first index at which the logs differ")
     s.expect(list(best.image.streams), ["orders"], "streams of the newest log")
-    for node in ("n2", "n3"):
-        shutil.rmtree(s[node].disk.folder)
+    shutil.rmtree(s["n2"].disk.folder)
     folder, output = s["n1"].disk.folder, s.world.folder / "output"
-    with lock_directories([folder]) as directories:
+    former = s["n3"].disk.folder
+    with lock_directories([folder, former]) as directories:
         survivor = read_survivor(directories[0])
         for voters, text in (
             ((), "Name the new controllers, each once (--new-controllers)."),
@@ -281,6 +298,7 @@ async def script_operator_rescues_the_metadata_from_one_controller(s: Stage) -> 
         s.expect((folder / "raft-before-rescue").exists(), False, "a rejected rescue changes the directory")
         written = rescue(survivor, directories, ("n2", "n1"), output, NS_PER_S)
         s.expect(written, {"n1": folder / "raft", "n2": output / "n2" / "raft"}, "new directories")
+        s.expect(((former / "raft").exists(), (former / "raft-before-rescue").is_dir()), (False, True), "raft directory of n3")
         again = _config_error(lambda: rescue(survivor, directories, ("n1",), None, NS_PER_S))
         s.expect_in("raft-before-rescue exists from an earlier rescue. Inspect it and move it away.", again, "error")
     for path in written.values():
@@ -492,6 +510,7 @@ async def script_operator_replaces_a_controller(s: Stage) -> None:
     s.forget_log()
     leader = await s.controller()
     gone = next(node for node in s.names if node not in (leader, "n4"))
+    counted = (await s.status(gone))["counters"]
     await s.client.admin.change_controllers(remove=gone)
     left = [node for node in s.names if node != gone]
     await s.shows(voters, [left] * 4, within_s=20)
@@ -506,8 +525,13 @@ async def script_operator_replaces_a_controller(s: Stage) -> None:
         """,
         about="metadata.",
     )
+    now = (await s.status(gone))["counters"]
+    s.expect({name: count for name, count in counted.items() if now.get(name, 0) < count}, {}, "counters that have fallen")
     changes = [event for event in await s.events() if event["kind"] == "controllers_changed"]
     s.expect(changes[-1]["now"], " ".join(left), "newest list in the events")
+    await s.stop("n4")  # the new list is in its journal, and in no snapshot
+    await s.start("n4")
+    s.expect((await s.status("n4"))["controller"], True, "n4 is a controller after a restart")
     await s.stop(leader)  # a majority of the new list is enough
     await s.create("more")
 
@@ -819,6 +843,9 @@ async def script_operator_takes_back_the_addition_of_a_controller(s: Stage) -> N
     s.world.nats.loses = lambda client, message: message.subject.startswith("liftpy.raft.n4.")
     await s.client.admin.change_controllers(add="n4")
     await s.becomes(lambda: s.count_log("n4", "metadata.controller_starting") == 1, what="n4 begins to become a controller")
+    described = (await s.client.admin.describe_cluster()).controllers
+    waiting = {one.node_id: (one.learner, bool(one.waits_for)) for one in described if one.learner or one.waits_for}
+    s.expect(waiting, {"n4": (True, True)}, "(learner, waits) of the controllers")
     await s.client.admin.change_controllers(remove="n4")
     await asyncio.sleep(5)
     s.world.nats.loses = lambda client, message: False
@@ -845,6 +872,10 @@ async def script_node_that_is_no_controller_misses_one_message(s: Stage) -> None
     async def index() -> bool:
         return bool((await s.status("n4"))["metadata_index"] == (await s.status("n1"))["metadata_index"])
 
+    since = len(s.messages)
+    await asyncio.sleep(5)
+    heartbeats = [one for one in s.messages_to("liftpy.control.node.n4", since) if one.reply.endswith(".heartbeats")]
+    s.expect(19 <= len(heartbeats) <= 21, True, f"heartbeats of n4 within 5 s {len(heartbeats)}")
     for number in range(3):
         lost.clear()
         s.world.nats.loses = loses
@@ -882,3 +913,141 @@ async def script_nodes_without_a_majority_of_controllers_send_few_requests(s: St
     fenced = {event["node"] for event in await s.events() if event["kind"] == "node_fenced"}
     s.expect(fenced <= {"n1", "n2"}, True, f"only stopped nodes lose their session: {fenced}")
     await s.start("n2")
+
+
+@script(nodes=5)
+async def script_controllers_are_replaced_while_one_is_away(s: Stage) -> None:
+    """Given a controller that was away while the others were replaced, it does not know the new ones. It asks for the list, and joins.
+
+    Only members of its former list are in its log and in its settings, and none of them is a controller any more.
+    """
+    s.allow(
+        "entries_known", "metadata.became_follower", "metadata.controller_removed", "refused: unknown sender",
+        "sessions ended: no member any more", "snapshots_installed",
+    )  # fmt: skip
+    await s.create("orders")
+    away = s.others(await s.controller())[0]
+    former = [node for node in ("n1", "n2", "n3") if node != away]
+    await s.stop(away)
+
+    async def voters() -> list[str]:
+        return list((await s.status("n5"))["controllers"]["voters"])
+
+    now = ["n1", "n2", "n3"]
+    for added, removed in (("n4", ""), ("n5", ""), ("", former[0]), ("", former[1])):
+        await s.client.admin.change_controllers(add=added, remove=removed)
+        now = sorted({*now, *filter(None, [added])} - {removed})
+        await s.shows(voters, now, within_s=20, what="controllers")
+    for node in former:
+        await s.becomes(lambda: s.count_log(node, "metadata.became_follower") == 1, what=f"{node} is no controller")  # noqa: B023
+    s.forget_log()
+    s[away].start()
+    await s.becomes(lambda: s[away].is_ready, within_s=10, what=f"{away} is ready")
+    s.expect(await voters(), sorted(["n4", "n5", away]), "controllers")
+    s.expect((await s.status(away))["controller"], True, f"{away} is a controller")
+    leader = await s.controller()
+    other = next(node for node in ("n4", "n5") if node != leader)
+    await s.stop(other)
+    await s.create("more")  # the one that was away votes again
+    s.expect(s.count_log(away, "metadata.became_follower"), 0, f"log lines of {away}")
+    await s.start(other)
+    await asyncio.sleep(2)
+
+
+@script(nodes=4)
+async def script_change_of_the_controllers_by_a_lost_leader_is_taken_back(s: Stage) -> None:
+    """Given a metadata leader that nobody hears, when it appends a change of the controllers, the next leader takes it back.
+
+    Neither a restart nor the next change finds a trace of it.
+    """
+    s.allow("conflicting_entries_truncated", "entries_known", "snapshots_installed", "refused: unknown sender")
+    s.allow("sessions ended: gap", "sessions ended: no member any more")
+    await s.create("orders")
+    old = await s.controller()
+    s.world.nats.loses = lambda client, message: (
+        client.startswith(f"liftpy-{old}") and message.subject.startswith("liftpy.raft.")
+    )
+    changing = asyncio.create_task(s.client.admin.change_controllers(add="n4"))
+    journal = s[old].disk.folder / "raft" / "journal"
+    before = len(read_journal(journal.read_bytes()).entries)
+    await s.becomes(lambda: len(read_journal(journal.read_bytes()).entries) > before, within_s=2, what="the change is appended")
+    changing.cancel()
+    await s.becomes(lambda: s.count_log(old, "metadata.leadership_lost") == 1, within_s=5, what="another node leads")
+    await s.create("more")
+    s.world.nats.loses = lambda client, message: False
+    await asyncio.sleep(3)
+    image = (await s.client.admin.describe_cluster()).image
+    s.expect((image.controllers.index, await s.controller() != old), (0, True), "changes of the controllers")
+    s.expect(wrong_lists(s.world.nodes), [], "controllers by the log of each controller")
+    await s.stop(old)
+    await s.start(old)
+    s.expect(wrong_lists(s.world.nodes), [], "controllers by the log of each controller after a restart")
+    await s.client.admin.change_controllers(add="n4")
+    await s.becomes(lambda: s.count_log("n4", "metadata.became_controller") == 1, within_s=10, what="n4 becomes a controller")
+
+
+@script()
+async def script_snapshot_of_a_controller_cannot_be_written(s: Stage) -> None:
+    """Given a controller with a disk error in a snapshot, its member ends, and the node follows the others until it has room again."""
+    s.allow("metadata.controller_failed", "metadata.controller_out_of_service", "snapshots_installed", "entries_known")
+    leader = await s.controller()
+    node = s.others(leader)[0]
+    s.world.compact_after(1_000)
+    s[node].disk.next_failures.append(("write", "raft/snapshot", errno.ENOSPC))
+    for number in range(12):
+        await s.create(f"orders{number}")
+    await s.becomes(lambda: s.count_log(node, "metadata.controller_out_of_service") == 1, what=f"{node} follows the feed")
+    text = "CRITICAL metadata.controller_failed: * error=The metadata state machine or its snapshot failed: OSError(28, *: stopping it"
+    s.expect(s.count_log(node, text), 1, "log lines")
+    await s.becomes(lambda: s.count_log(node, "metadata.became_controller") == 1, within_s=15, what=f"{node} is a controller")
+    s.expect((s[node].exits, len(await s.client.admin.list_streams())), ([], 12), "exits and streams")
+
+
+@script()
+async def script_controller_with_a_failed_disk_gets_no_feed(s: Stage) -> None:
+    """Given a controller whose journal cannot be written, when no controller sends it the feed, its process ends and starts again."""
+    s.allow("metadata.controller_failed", "metadata.controller_out_of_service", "images_fetched_again", "entries_known")
+    await s.create("orders")
+    leader = await s.controller()
+    s.world.nats.loses = lambda client, message: message.subject.startswith("liftpy.feed")
+    s[leader].disk.next_failures.append(("write", "raft/journal", errno.ENOSPC))
+    failed_s = s.now_s
+    await s.create("more")
+    await s.becomes(lambda: bool(s[leader].exits), within_s=30, what=f"{leader} ends")
+    s.expect(15 <= s.now_s - failed_s <= 22, True, f"{leader} ends after {s.now_s - failed_s:.0f} s")
+    s.world.nats.loses = lambda client, message: False
+    await s.becomes(lambda: s[leader].is_ready, what=f"{leader} is ready again")
+    s.expect((s.count_log(leader, "metadata.controller_out_of_service"), len(s[leader].exits)), (1, 1), "log lines, and exits")
+    s.expect((await s.status(leader))["controller"], True, f"{leader} is a controller")
+    await s.shows(lambda: s.isr("orders"), s.names)
+
+
+async def _expect_decisions_at_once(s: Stage) -> None:
+    """Expect that a request takes a few flushes and messages, and waits for no timer."""
+    await s.create("orders")
+    await asyncio.sleep(2)
+    began_s = s.now_s
+    for _ in range(_REQUESTS):
+        await s.client.admin.pause("orders", [0])
+        await s.client.admin.resume("orders", [0])
+    took_s = (s.now_s - began_s) / (2 * _REQUESTS)
+    s.expect(took_s <= _DECISION_S, True, f"a request takes {took_s * 1000:.0f} ms")
+
+
+@script(nodes=4)
+async def script_requests_to_the_metadata_group_wait_for_no_timer(s: Stage) -> None:
+    """Given a quiet group, each request is decided within milliseconds, and all nodes know the result at once.
+
+    Requests that have ended leave room for others.
+    """
+    admission.MAX_IN_PROGRESS = _REQUESTS
+    await _expect_decisions_at_once(s)
+    await s.client.admin.pause("orders", [0])
+    groups = [node.node.group for node in s.world.nodes if node.node is not None and node.node.group is not None]
+    await s.becomes(lambda: len({group.image.index for group in groups}) == 1, within_s=0.1, what="all nodes know the result")
+
+
+@script(nodes=1, controllers=1)
+async def script_requests_to_the_only_controller_wait_for_no_timer(s: Stage) -> None:
+    """Given a single controller, each request is decided within milliseconds."""
+    await _expect_decisions_at_once(s)

@@ -7,7 +7,9 @@ import struct
 from collections import Counter
 from dataclasses import replace
 
-from sidecar.quorum import codec
+from liftpy.core.metadata.state_checksum import DIGEST_SIZE
+from liftpy.core.wire._pb import raft_pb2 as pb
+from sidecar.quorum import codec, driver
 from sidecar.quorum.snapshot_file import decode_snapshot_file, encode_snapshot_file
 from tests.simulation.world.checks.raft_files import read_journal
 from tests.simulation.world.scripts.stage import Stage, script
@@ -17,6 +19,8 @@ _FRAME = struct.Struct("<BBQQQQ")
 _HELLO, _DATA, _MEMBERS = 1, 2, 3
 _FIRST_AND_LAST = 3
 _ANSWERS_NOBODY, _STALE = "refused: hellos that answer nobody", "refused: stale frame"
+_FLOOD = 100
+"""Number of frames that are sent at once."""
 _HEARTBEAT_BYTES = 150
 """Maximum size of a message between controllers without an entry, in bytes."""
 
@@ -70,7 +74,31 @@ class _Forger:
         """Return the counters of rejected frames and ended sessions of the receiver."""
         counters = (await self._s.status(self.to))["counters"]
         names = {name.removeprefix("metadata: "): count for name, count in counters.items() if name.startswith("metadata: ")}
-        return {name: count for name, count in names.items() if "refused" in name or "ended" in name or "beyond" in name}
+        kinds = ("refused", "ended", "beyond", "other_term")
+        return {name: count for name, count in names.items() if any(kind in name for kind in kinds)}
+
+
+def _wrong_bodies(term: int) -> list[pb.RaftMessage]:
+    """Return messages that can be decoded and contradict themselves. ``term``: term of their sender."""
+    entry, no_command = pb.RaftEntry(command=b"x", index=7, term=term), pb.RaftEntry(index=7, term=term)
+    later = pb.RaftEntry(command=b"x", index=7, term=term + 1)
+    appends = (
+        pb.RaftAppendEntries(term=term, previousIndex=6),
+        pb.RaftAppendEntries(term=term, previousTerm=term),
+        pb.RaftAppendEntries(term=term, previousIndex=6, previousTerm=term, entries=[no_command]),
+        pb.RaftAppendEntries(term=term, previousIndex=6, previousTerm=term, entries=[later]),
+        pb.RaftAppendEntries(term=term, previousIndex=6, previousTerm=term, entries=[entry, entry]),
+        pb.RaftAppendEntries(term=term, previousIndex=5, previousTerm=term, entries=[entry]),
+    )
+    answers = (
+        pb.RaftNextIndex(nextIndex=1, success=True, digestIndex=5, digest=b"x"),
+        pb.RaftNextIndex(nextIndex=1, success=True, digest=bytes(DIGEST_SIZE)),
+        pb.RaftNextIndex(nextIndex=1, success=True, digestIndex=codec.MAX_NUMBER, digest=bytes(DIGEST_SIZE)),
+    )
+    return [
+        *(pb.RaftMessage(appendEntries=one) for one in appends),
+        *(pb.RaftMessage(nextIndex=one) for one in answers),
+    ]
 
 
 async def _rejects(s: Stage, forger: _Forger, frame: bytes, *names: str, sender: str = "") -> None:
@@ -88,7 +116,7 @@ async def _rejects(s: Stage, forger: _Forger, frame: bytes, *names: str, sender:
 @script()
 async def script_controller_gets_frames_that_no_controller_sends(s: Stage) -> None:
     """Given forged frames between controllers, their receiver counts each by its fault. Most of them disturb nothing."""
-    s.allow("append_answers_beyond_log", "refused: *", "sessions ended: *")
+    s.allow("append_answers_beyond_log", "append_answers_of_other_term", "refused: *", "sessions ended: *")
     await s.create("orders", leader="n2")
     leader = await s.controller()
     sender = s.others(leader)[0]
@@ -113,9 +141,19 @@ async def script_controller_gets_frames_that_no_controller_sends(s: Stage) -> No
     s.expect_log(leader, f"WARNING *: impossible term rejected peer={sender} peer_term={term + (1 << 24)} term={term}")
     s.expect((await s.status(leader))["metadata_leader"], leader, "metadata leader")
 
-    # These frames fit into the session. Their content ends it, and both sides begin another one at once.
+    # An earlier version sends hellos without nonces. An answer of an earlier term is no answer to this leader.
     answer = {"type": "next_node_idx", "reset": False, "success": True}
+    await _rejects(s, forger, _FRAME.pack(_HELLO, 0, epoch, own, 0, term))
+    epoch, own, sequence, term = await forger.next()
+    late = _FRAME.pack(_DATA, _FIRST_AND_LAST, epoch, own, sequence + 1, term - 1) + codec.encode(
+        {**answer, "next_node_idx": 1}
+    )
+    await _rejects(s, forger, late, "append_answers_of_other_term")
+    await asyncio.sleep(1)
+
+    # These frames fit into the session. Their content ends it, and both sides begin another one at once.
     for body, name in (
+        *((body.SerializeToString(), "refused: messages") for body in _wrong_bodies(term)),
         (b"\xff", "refused: messages"),
         (b"", "refused: messages"),
         (codec.encode({**answer, "next_node_idx": 1 << 62}), "refused: messages"),
@@ -145,6 +183,31 @@ async def script_controller_gets_frames_that_no_controller_sends(s: Stage) -> No
     s.expect(await s.controller(), leader, "metadata leader")
     s.expect(len({(await s.status(node))["metadata_index"] for node in s.names}), 1, "number of different metadata")
     s.expect([one["connected"] for one in await _controllers(s, leader)], [True, True, True], "connected controllers")
+
+
+@script()
+async def script_controller_gets_more_frames_than_it_has_room_for(s: Stage) -> None:
+    """Given more frames at once than a controller has room for, it drops the oldest ones, counts them, and has room again."""
+    s.allow("refused: stale frame", "refused: too many frames at once", "sessions ended: gap")
+    await s.create("orders")
+    leader = await s.controller()
+    forger = _Forger(s, leader, s.others(leader)[0])
+    epoch, own, _, term = forger.newest()
+    frame = _FRAME.pack(_DATA, 3, epoch + 2, own, 1, term) + bytes(200)
+    room_bytes, driver.MAX_INBOX_BYTES = driver.MAX_INBOX_BYTES, 10 * len(frame)
+    before = await forger.counters()
+    subject, content = f"liftpy.raft.{leader}.{forger.sender}", codec.seal(leader, forger.sender, frame)
+    for _ in range(_FLOOD):
+        await s.client.transport.connection.publish(subject, content)
+    await s.client.transport.connection.flush()
+    await asyncio.sleep(0.5)
+    after = await forger.counters()
+    lost, stale = (after.get(name, 0) - before.get(name, 0) for name in ("refused: too many frames at once", _STALE))
+    s.expect(lost >= _FLOOD // 2, True, f"the controller drops {lost} of {_FLOOD} frames")
+    s.expect(_FLOOD <= lost + stale <= _FLOOD + 5, True, f"it counts {lost} dropped and {stale} stale frames of {_FLOOD}")
+    driver.MAX_INBOX_BYTES = room_bytes
+    await s.create("more")
+    s.expect((await forger.counters())["refused: too many frames at once"], lost, "dropped frames at the end")
 
 
 async def _controllers(s: Stage, leader: str) -> list[dict[str, bool]]:

@@ -26,6 +26,8 @@ _RECORD = struct.Struct("<BQQI")
 """Beginning of a record of the journal: kind, two numbers, size of the body in bytes."""
 _ENTRY, _META = 1, 3
 _SNAPSHOT_HEAD = struct.Struct("<4sII")
+_FEW_TERMS = 4
+"""Maximum difference of the terms before a stop of all controllers and after their next start."""
 _CHECKPOINT_ENTRIES = 16
 """Number of entries between two comparisons of the images, instead of 1024."""
 
@@ -295,6 +297,7 @@ async def script_controller_without_its_data_waits_for_a_majority_of_the_others(
     await s.start("n1")
     await s.create("orders")
     s.allow("metadata.directory_went_back", "metadata.peer_directory", "peer_directory_*", "snapshots_*", "entries_known")
+    term = (await s.client.admin.describe_cluster()).controllers[0].term
     for is_older, state, known in (
         (True, "went back in time, as with an older copy put back", "n2"),
         (False, "is new or emptied, the group is not", "n2"),
@@ -317,4 +320,7 @@ async def script_controller_without_its_data_waits_for_a_majority_of_the_others(
         s["n3"].start()
         await s.becomes(lambda: all(node.is_ready for node in s.world.nodes), within_s=5, what="all nodes are ready")
         s.expect(s.count_log("n1", "metadata.voter_added"), 1, "log lines of the new voter")
+        s.expect(await s.counter("n2", "metadata: messages_of_older_directory"), 0, "votes that n1 has asked for or given")
+        before, term = term, (await s.client.admin.describe_cluster()).controllers[0].term
+        s.expect(before < term <= before + _FEW_TERMS, True, f"a controller without a vote raises no term, {before} and {term}")
     s.expect([stream.name for stream in await s.client.admin.list_streams()], ["orders"], "streams")

@@ -30,7 +30,7 @@ from liftpy.config import StreamConfig
 from liftpy.errors import CorruptionError, LiftError
 from sidecar.runtime.logs import event_of
 from sidecar.runtime.settings import with_values
-from tests.simulation.world.checks.controllers import wrong_group, wrong_group_messages
+from tests.simulation.world.checks.controllers import QuietControllers, wrong_group, wrong_group_messages
 from tests.simulation.world.checks.figures import Series, metrics_of, values
 from tests.simulation.world.checks.logs import records_of, workers_of
 from tests.simulation.world.checks.messages import MessageRules
@@ -343,12 +343,13 @@ class Stage:
             return
 
         async def wrong() -> list[str]:
-            since = len(self.messages)
+            since, controllers_at_work = len(self.messages), QuietControllers(up)
             await asyncio.sleep(_SILENCE_S)
             messages = [message for _, message, _ in self.messages[since:]]
-            return wrong_group_messages(messages, _SILENCE_S, groups.keys(), voters, leader)
+            found = wrong_group_messages(messages, _SILENCE_S, groups.keys(), voters, leader)
+            return [*found, *controllers_at_work.wrong()]
 
-        await self.shows(wrong, [], within_s=_CALM_S, what="what is wrong with the messages of the metadata group")
+        await self.shows(wrong, [], within_s=_CALM_S, what="what is wrong with a quiet metadata group")
 
     @property
     def _is_slowed(self) -> bool:
