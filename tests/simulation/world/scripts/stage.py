@@ -397,6 +397,10 @@ class Stage:
         for node in nodes:
             node.start()
         await self.becomes(lambda: all(node.is_ready for node in nodes), within_s=within_s, what="the nodes are ready")
+        for node in nodes:
+            incarnation = node.node.incarnation if node.node is not None else 0
+            found = {name: node.ready_line.get(name) for name in ("node", "incarnation")}
+            self.expect(found, {"node": node.name, "incarnation": incarnation}, "ready line")
 
     def _has_majority_without(self, nodes: list[NodeProcess]) -> bool:
         """Return whether a majority of the controllers runs that are not in ``nodes``."""
