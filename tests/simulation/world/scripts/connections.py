@@ -119,6 +119,10 @@ async def script_operator_changes_the_password_of_a_node(s: Stage) -> None:
         ),
     )
     s.forget_log()
+    s.change_settings("n2", metrics_streams=("orders",))
+    await asyncio.sleep(1)
+    s.expect_log("n2", "INFO node.settings_reloaded: settings reloaded applied=metrics_streams waiting_for_restart=none")
+    s.forget_log()
     s.change_settings("n2", credentials__password="wrong")
     await asyncio.sleep(3)
     s.expect_log(

@@ -168,7 +168,7 @@ class _JetStream:
         headers = {str(getattr(name, "value", name)): value for name, value in (found.headers or {}).items()}
         return {**headers, "data": found.data} if headers else dict(json.loads(found.data))
 
-    async def batch(self, stream: str, body: str, on_record: Callable[[int], None] = lambda _: None) -> list[Any]:
+    async def batch(self, stream: str, body: str, on_record: Callable[[int, int], None] = lambda *_: None) -> list[Any]:
         """Return (sequence, data) of each message of a direct get with several messages, and the status at their end."""
         inbox, found = self._connection.new_inbox(), list[Any]()
         subscription = await self._connection.subscribe(inbox)
@@ -180,7 +180,7 @@ class _JetStream:
                 await subscription.unsubscribe()
                 return [*found, headers["Status"]]
             found.append((int(headers["Nats-Sequence"]), answer.data))
-            on_record(found[-1][0])
+            on_record(found[-1][0], int(headers.get("Nats-Last-Sequence", 0)))
 
     async def error(self, request: str, body: str = "") -> tuple[int, int, str]:
         """Return (code, code of JetStream, text) of a rejection. 0: none. A status line has no code of JetStream."""
@@ -461,10 +461,17 @@ async def script_jetstream_client_asks_for_a_stream_without_a_leader(s: Stage) -
     for name in ("orders", "letters"):
         await s.publish(name, 2)
     away = s.leader("orders")
+    js = _JetStream(s)
+    s.world.nats.loses = lambda client, message: message.subject.startswith("liftpy.orders.0.")
+    listed = await js.answer("STREAM.LIST")
+    s.expect(([one["config"]["name"] for one in listed["streams"]], listed["missing"]), (["letters"], ["orders"]), "streams")
+    since = len(s.messages)
+    await asyncio.sleep(1.2)
+    s.expect(s.subjects("liftpy.orders.0.", since), [], "requests for the state of a stream after the list")
+    s.world.nats.loses = lambda client, message: False
     s[away].kill()
     await s.becomes(lambda: s.leader("letters") not in ("", away), what="another node leads letters")
     await asyncio.sleep(2)
-    js = _JetStream(s)
 
     async def timed(request: str, body: str = "") -> tuple[float, dict[str, Any]]:
         began_s = s.now_s
@@ -558,7 +565,10 @@ async def script_retention_is_faster_than_a_jetstream_client(s: Stage) -> None:
     s.expect(([one[0] for one in found[:-1]], found[-1], older), ([4], "204", []), "batch")
     deleting: list[asyncio.Task[Any]] = []
 
-    def delete(sequence: int) -> None:
+    befores: list[int] = []
+
+    def delete(_: int, before: int) -> None:
+        befores.append(before)
         if not deleting:
             deleting.append(asyncio.ensure_future(s.client.admin.truncate_before("letters", 0, 70)))
 
@@ -566,6 +576,7 @@ async def script_retention_is_faster_than_a_jetstream_client(s: Stage) -> None:
     sequences = [one[0] for one in found[:-1]]
     first = next((number for number in range(len(sequences)) if sequences[number] != number + 4), len(sequences))
     s.expect(sequences, [*range(4, first + 4), *range(71, 81)], "records of a batch during a deletion")
+    s.expect(befores, [0, *sequences[:-1]], "sequence of the record before each record")
     s.expect((found[-1], 0 < first < 66), ("204", True), f"end of the batch, and {first} records before the deleted ones")
     s.expect(len(await s.read("letters")), 10, "records that remain")
 
@@ -610,7 +621,7 @@ async def script_jetstream_answers_have_a_limit_of_memory(s: Stage) -> None:
 
 @script()
 async def script_nodes_restart_while_jetstream_clients_read(s: Stage) -> None:
-    """Given nodes that stop and start one after another, when JetStream clients read, each request gets the record."""
+    """Given a node that stops, it takes no more requests of JetStream clients before it transfers leaderships. Others answer them."""
     await s.create("letters")
     await s.publish("letters", 1)
     js = _JetStream(s)
@@ -621,11 +632,30 @@ async def script_nodes_restart_while_jetstream_clients_read(s: Stage) -> None:
             answers.append((await js.answer("DIRECT.GET.letters", '{"seq": 1}'))["data"])
             await asyncio.sleep(0.002)
 
+    def subscribed() -> bool:
+        clients = [client for server in s.world.nats.servers for client in server.clients.values()]
+        return any(
+            one.pattern == "$JS.hub.API.>" for client in clients if client.name.startswith(f"liftpy-{name}-")
+            for one in client.subscriptions.values()
+        )  # fmt: skip
+
     reading = [asyncio.create_task(read()) for _ in range(4)]
-    for node in s.names:
+    for name in s.names:
         await asyncio.sleep(0.5)
-        await s.stop(node)
-        await s.start(node)
+        s.expect(subscribed(), True, f"{name} gets requests")
+        node = s[name]
+        node.wants_restart = False
+        node.terminate()
+        unsubscribed_s = 0.0
+        while node.is_up:
+            if not unsubscribed_s and not subscribed():
+                unsubscribed_s = s.now_s
+            await asyncio.sleep(0.001)
+        s.expect(
+            s.now_s - unsubscribed_s > 0.008, True, f"{name} gets no requests during its last {s.now_s - unsubscribed_s:.4f} s"
+        )
+        s.expect(node.exits[-1], 0, "exit code")
+        await s.start(name)
     for task in reading:
         s.expect(task.done(), False, "a request fails")
         task.cancel()

@@ -390,7 +390,7 @@ async def script_group_has_no_lag_in_a_deleted_stream(s: Stage) -> None:
         ]
 
     await s.shows(lags, [(12, 0, 12)], within_s=20, what="lag of the group")
-    await s.client.admin.delete_stream("orders")
+    await s.client.admin.delete_stream("jobs")
     await s.shows(lags, [(6, 0, 6)], within_s=20, what="lag of the group without a deleted stream")
 
 
