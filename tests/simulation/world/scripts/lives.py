@@ -181,6 +181,49 @@ async def script_all_nodes_with_two_processes_restart(s: Stage) -> None:
     await _restart_all(s, 4)
 
 
+async def _stop_under_load(s: Stage) -> None:
+    """Stop a node while publishers publish to partitions that it leads, and expect that each of them gets acks soon."""
+    await s.create("orders", partitions=4)
+    for partition in range(4):
+        await s.client.admin.elect_leader("orders", partition, "n2")
+    await s.becomes(lambda: all(s.leader("orders", number) == "n2" for number in range(4)), what="n2 leads all partitions")
+    acked_s, waits_s = [s.now_s] * 4, list[float]()
+
+    async def publish(partition: int) -> None:
+        number = 0
+        while True:
+            await s.publish("orders", 1, first=number, partition=partition)
+            waits_s.append(s.now_s - acked_s[partition])
+            acked_s[partition], number = s.now_s, number + 1
+            await asyncio.sleep(0.005)
+
+    publishing = [asyncio.create_task(publish(partition)) for partition in range(4)]
+    await asyncio.sleep(0.2)
+    await s.stop("n2")
+    await asyncio.sleep(0.3)
+    waits_s += [s.now_s - at_s for at_s in acked_s]
+    s.expect(max(waits_s) < 0.15, True, f"time between two acks of a publisher, at most {max(waits_s):.3f} s")
+    for task in publishing:
+        s.expect(task.done(), False, "a publish fails")
+        task.cancel()
+    await asyncio.gather(*publishing, return_exceptions=True)
+    await s.start("n2")
+    for partition in range(4):
+        await s.shows(partial(s.isr, "orders", partition), s.names)
+
+
+@script()
+async def script_publishers_wait_little_for_a_leader_that_stops(s: Stage) -> None:
+    """Given publishers, when their leader stops, another node takes their records soon."""
+    await _stop_under_load(s)
+
+
+@script(workers=2)
+async def script_publishers_wait_little_for_a_leader_with_two_processes_that_stops(s: Stage) -> None:
+    """Given publishers, when their leader stops, which has two processes, another node takes their records soon."""
+    await _stop_under_load(s)
+
+
 @script()
 async def script_node_with_a_hanging_disk_ends_within_the_time_of_a_stop(s: Stage) -> None:
     """Given a disk that hangs, when an operator stops the node, its process ends after 12 s at the latest."""
