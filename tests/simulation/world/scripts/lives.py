@@ -272,6 +272,26 @@ async def script_node_with_a_hanging_disk_ends_in_time_after_an_error(s: Stage) 
         await s.shows(lambda: s.isr("orders"), s.names)
 
 
+@script(nodes=1, controllers=1)
+async def script_start_with_a_damaged_file_on_a_slow_disk_fails(s: Stage) -> None:
+    """Given a damaged file, the start fails. If the end of the process takes long, the node logs the error before."""
+    await s.stop("n1")
+    node = s["n1"]
+    path = node.disk.folder / "node"
+    data = path.read_bytes()
+    path.write_bytes(b"")
+    node.disk.is_damaged = True
+    for hang_s, lines in ((0, 0), (1, 1)):
+        s.forget_log()
+        node.disk.hang_ns = hang_s * NS_PER_S
+        await s.start_fails(node, CorruptionError)
+        text = "CRITICAL node.failed: node failed node=n1 error=*/node is damaged *: stopping"
+        s.expect(s.count_log("n1", text), lines, f"log lines if each flush takes {hang_s} s")
+    node.disk.hang_ns = 0
+    path.write_bytes(data)
+    await s.start("n1")
+
+
 @script()
 async def script_error_of_a_node_that_stops_does_not_restart_it(s: Stage) -> None:
     """Given an operator who stops a node, when it meets an error before its end, its exit code asks for no restart."""
