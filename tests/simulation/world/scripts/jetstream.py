@@ -133,8 +133,7 @@ async def script_jetstream_client_asks_for_streams_and_records(s: Stage) -> None
     s.expect(await records(seq=3, batch=2), [("3", b"record-2"), ("4", b"record-3"), ("204", "2", "4")], "batch")
     some = [("4", b"record-3"), ("5", b"record-4"), ("204", "1", "5")]
     s.expect(await records(multi_last=["letters.*"], batch=2), some, "newest records of two subjects")
-    wanted = [("0", "0"), ("3", "0"), ("2", "3"), ("2", "0"), ("1", "4")]
-    s.expect(numbers, wanted, "numbers in the headers of each message")
+    s.expect(numbers, [("0", "0"), ("3", "0"), ("2", "3"), ("2", "0"), ("1", "4")], "numbers in the headers of each message")
     s.expect(await records(seq=1, batch=9, max_bytes=8), [("1", b"record-0"), ("204", "5", "1")], "exactly as many bytes")
     s.expect(
         await records(seq=1, batch=9, max_bytes=10), [("1", b"record-0"), ("2", b"record-1"), ("204", "4", "2")], "few bytes"
@@ -524,12 +523,12 @@ async def script_jetstream_client_reads_a_stream_whose_oldest_records_are_delete
         ('{"last_by_subj": "letters.2"}', 404),
     ):  # fmt: skip
         s.expect(await first(body), wanted, f"record of {body}")
-    for subjects, wanted in (
+    for subjects, newest in (
         ('"letters.0", "letters.1"', [(5, b"record-4"), (6, b"record-5"), "204"]),
         ('"letters.1", "letters.2"', [(6, b"record-5"), "204"]),
         ('"letters.2"', ["404"]),
     ):
-        s.expect(await js.batch("letters", f'{{"multi_last": [{subjects}]}}'), wanted, f"newest records of {subjects}")
+        s.expect(await js.batch("letters", f'{{"multi_last": [{subjects}]}}'), newest, f"newest records of {subjects}")
     s.expect(await js.batch("letters", '{"seq": 1, "batch": 2}'), [(4, b"record-3"), (5, b"record-4"), "204"], "batch")
     s.expect(await js.batch("letters", '{"multi_last": ["letters.*"], "up_to_seq": 2}'), ["404"], "deleted records")
 
