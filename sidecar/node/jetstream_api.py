@@ -6,9 +6,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
 from contextlib import aclosing
+
+import nats.errors
 
 from liftpy.client import Client, connect
 from liftpy.core.wire.subjects import JETSTREAM_INBOX, InboxRule, jetstream_api, reply_to
@@ -27,6 +30,8 @@ logger = logging.getLogger("liftpy.jetstream")
 AT_ONCE = 64
 """Maximum number of requests in progress. Further requests are rejected."""
 _AGAIN_S = 1.0
+_ANSWER_S = 0.25
+"""Time limit for the requests that have arrived before the stop, and for each round trip to the NATS server before, in seconds."""
 _BUSY = JsRejection(429, 10167, "too many requests")
 _TOO_LARGE = JsRejection(400, 10054, "message size exceeds maximum allowed")
 
@@ -107,7 +112,12 @@ class JetStreamHandler:
         self._send(reply, status(500, "Internal Server Error"))
 
     async def close(self) -> None:
+        """Accept no more requests, answer those that have arrived within ``_ANSWER_S``, and close the client."""
         if self._listener is not None:
+            self._listener.leave()
+            with contextlib.suppress(nats.errors.Error, TimeoutError, OSError):
+                await self._bus.wait_until_processed(_ANSWER_S)
+            await self._tasks.wait(_ANSWER_S)
             self._listener.close()
         await self._tasks.end()
         if self._reads is not None:

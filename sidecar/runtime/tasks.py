@@ -127,6 +127,11 @@ class TaskSet:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    async def wait(self, timeout_s: float) -> None:
+        """Wait until all tasks have ended, at most ``timeout_s`` seconds."""
+        if self._tasks:
+            await asyncio.wait(list(self._tasks), timeout=timeout_s)
+
     async def end(self) -> None:
         self._has_ended = True
         await end_tasks(list(self._tasks))

@@ -13,7 +13,7 @@ from sidecar.node import node as running
 from sidecar.node import worker_node
 from sidecar.node.node import Node
 from sidecar.node.worker_node import WorkerNode
-from sidecar.runtime.restarts import EXIT_NO_RESTART
+from sidecar.runtime.restarts import EXIT_NO_RESTART, EXIT_TO_REPAIR
 from sidecar.runtime.settings import NodeSettings, SettingsLoader, with_values
 from tests.simulation.world.checks.directories import check_stop
 from tests.simulation.world.checks.leftovers import check_end
@@ -106,6 +106,12 @@ class NodeProcess:
         self.rate = 1.0
         self.wall_offset_ns = 0
         self.exits: list[int] = []
+        self.received: list[int] = []
+        """Signals that its next processes get before they have handlers."""
+        self.ready_line: dict[str, Any] = {}
+        """Values of the ready line of the newest process that was ready."""
+        self.opening_at_ready = 0
+        """Number of partitions that were not open when the newest process said that it is ready."""
         self.passwords: tuple[str, ...] = ()
         """Passwords of which the NATS servers accept each. (): they ask for none."""
 
@@ -146,10 +152,12 @@ class NodeProcess:
         begin(process, self._run, lambda task: self._returned(process, task))
 
     async def _run(self) -> int:
-        return await running.run_node(self.file.settings, self._ready, cast(SettingsLoader, self.file))
+        return await running.run_node(self.file.settings, self._ready, cast(SettingsLoader, self.file), self.received)
 
-    def _ready(self, _: dict[str, Any]) -> None:
+    def _ready(self, values: dict[str, Any]) -> None:
         self.is_ready = True
+        self.ready_line = values
+        self.opening_at_ready = sum(one.partitions.opening_count for one in self.programs if one.partitions is not None)
         self.scheduler.trace("ready", self.name)
 
     def _returned(self, process: Process, task: asyncio.Task[Any]) -> None:
@@ -160,6 +168,8 @@ class NodeProcess:
             process.end(1)
         else:
             check_end(process, task)
+            if task.result() == EXIT_TO_REPAIR and process.signals.keys() & {signal.SIGTERM, signal.SIGINT}:
+                self.scheduler.violated(f"{process.name} ignores signals before its restart")
             if task.result() == 0 and self.is_ready:
                 check_stop(process)
             process.end(task.result())
@@ -249,6 +259,12 @@ class NodeProcess:
         """Send SIGTERM: it transfers leaderships and stops. Its supervisor restarts it."""
         if self.process is not None and signal.SIGTERM in self.process.signals:
             self.scheduler.run_as(self.process, self.process.signals[signal.SIGTERM])
+
+    def interrupt(self) -> None:
+        """Send SIGINT: it stops at once. Its supervisor does not start it again."""
+        self.wants_restart = False
+        if self.process is not None and signal.SIGINT in self.process.signals:
+            self.scheduler.run_as(self.process, self.process.signals[signal.SIGINT])
 
     def pause(self, for_ns: int, *, suspended: bool = False) -> None:
         """SIGSTOP, or its host sleeps."""

@@ -225,9 +225,24 @@ async def script_operator_changes_the_password_of_a_node(s: Stage) -> None:
     """
     await s.create("orders", leader="n1")
     node = s["n2"]
+    async with s.client.group("readers", ["orders"]) as group:
+        await group.commit()
+
+    def connections() -> dict[str, int]:
+        """Return the numbers of the connections of n2."""
+        clients = [client for server in s.world.nats.servers for client in server.clients.values()]
+        return {client.name: client.number for client in clients if client.connection.process.host == "n2"}
+
+    await s.becomes(lambda: "liftpy-n2-groups" in connections(), what="the coordinators of n2 have connected")
+    await asyncio.sleep(8)  # until the coordinators use their newest version
+    before = connections()
     s.forget_log()
     s.change_settings("n2", credentials__password="another secret", scrub_bytes_per_s=5_000)
     await s.becomes(lambda: s.count_log("n2", "nats.reconnected") == 3, what="all connections are replaced")
+    await asyncio.sleep(1)
+    after = connections()
+    s.expect(after.keys(), before.keys(), "connections")
+    s.expect([name for name, number in after.items() if before[name] == number], [], "connections with the former password")
     s.expect_log(
         "n2",
         "INFO node.settings_reloaded: settings reloaded applied=scrub_bytes_per_s,credentials.password waiting_for_restart=none\n"
@@ -237,6 +252,10 @@ async def script_operator_changes_the_password_of_a_node(s: Stage) -> None:
             for link in _LINKS
         ),
     )
+    s.forget_log()
+    s.change_settings("n2", metrics_streams=("orders",))
+    await asyncio.sleep(1)
+    s.expect_log("n2", "INFO node.settings_reloaded: settings reloaded applied=metrics_streams waiting_for_restart=none")
     s.forget_log()
     s.change_settings("n2", credentials__password="wrong")
     await asyncio.sleep(3)

@@ -5,9 +5,16 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
+from liftpy.client.client import Client
+from liftpy.client.positions import Bounds
+from sidecar.node import jetstream_reads
+from tests.simulation.world.machine.nats_server import MAX_PAYLOAD_BYTES
 from tests.simulation.world.machine.scheduler import NS_PER_S
 from tests.simulation.world.scripts.stage import Stage, script
 
@@ -35,7 +42,10 @@ async def script_jetstream_readers_are_counted(s: Stage) -> None:
     answers = await asyncio.gather(*many)
     rejected = sum(answer.data != b"record-0" for answer in answers)
     s.expect(await s.total("incidents_total", "jetstream_rejected"), rejected, "rejected requests")
-    s.expect(rejected > 0, True, "some requests are rejected")
+    statuses = {
+        ((one.headers or {})["Status"], (one.headers or {})["Description"]) for one in answers if one.data != b"record-0"
+    }
+    s.expect(statuses, {("429", "too many requests")}, "status of rejected requests")
 
 
 @script()
@@ -60,6 +70,9 @@ async def script_jetstream_client_asks_for_streams_and_records(s: Stage) -> None
             return int(found["error"]["code"])
         return found["message"]["seq"], base64.b64decode(found["message"]["data"])
 
+    numbers: list[tuple[str, str]] = []
+    """(Number of records that follow, sequence of the message before) of each message of batches."""
+
     async def records(name: str = "letters", **fields: object) -> list[tuple[Any, ...]]:
         """Return (sequence, value) of each record, and (status, number of records that follow, last sequence)."""
         inbox = connection.new_inbox()
@@ -72,6 +85,7 @@ async def script_jetstream_client_asks_for_streams_and_records(s: Stage) -> None
             if "Status" in headers:
                 return [*found, (headers["Status"], headers.get("Nats-Num-Pending", ""), headers.get("Nats-Last-Sequence", ""))]
             found.append((headers["Nats-Sequence"], answer.data))
+            numbers.append((headers.get("Nats-Num-Pending", ""), headers.get("Nats-Last-Sequence", "")))
             if not (fields.keys() & {"batch", "multi_last"}):
                 return list(found)
 
@@ -114,7 +128,13 @@ async def script_jetstream_client_asks_for_streams_and_records(s: Stage) -> None
 
     s.expect(await records("letters.letters.2"), [("6", b"record-5")], "newest record of a subject")
     s.expect(await records(seq=2, batch=2), [("2", b"record-1"), ("3", b"record-2"), ("204", "3", "3")], "batch")
+    numbers.clear()
     s.expect(await records(seq=6, batch=9), [("6", b"record-5"), ("204", "0", "6")], "batch up to the end")
+    s.expect(await records(seq=3, batch=2), [("3", b"record-2"), ("4", b"record-3"), ("204", "2", "4")], "batch")
+    some = [("4", b"record-3"), ("5", b"record-4"), ("204", "1", "5")]
+    s.expect(await records(multi_last=["letters.*"], batch=2), some, "newest records of two subjects")
+    s.expect(numbers, [("0", "0"), ("3", "0"), ("2", "3"), ("2", "0"), ("1", "4")], "numbers in the headers of each message")
+    s.expect(await records(seq=1, batch=9, max_bytes=8), [("1", b"record-0"), ("204", "5", "1")], "exactly as many bytes")
     s.expect(
         await records(seq=1, batch=9, max_bytes=10), [("1", b"record-0"), ("2", b"record-1"), ("204", "4", "2")], "few bytes"
     )
@@ -147,12 +167,26 @@ class _JetStream:
         headers = {str(getattr(name, "value", name)): value for name, value in (found.headers or {}).items()}
         return {**headers, "data": found.data} if headers else dict(json.loads(found.data))
 
+    async def batch(self, stream: str, body: str, on_record: Callable[[int, int], None] = lambda *_: None) -> list[Any]:
+        """Return (sequence, data) of each message of a direct get with several messages, and the status at their end."""
+        inbox, found = self._connection.new_inbox(), list[Any]()
+        subscription = await self._connection.subscribe(inbox)
+        await self._connection.publish(f"$JS.hub.API.DIRECT.GET.{stream}", body.encode(), reply=inbox)
+        while True:
+            answer = await subscription.next_msg(timeout=9)
+            headers = {str(getattr(name, "value", name)): value for name, value in (answer.headers or {}).items()}
+            if "Status" in headers:
+                await subscription.unsubscribe()
+                return [*found, headers["Status"]]
+            found.append((int(headers["Nats-Sequence"]), answer.data))
+            on_record(found[-1][0], int(headers.get("Nats-Last-Sequence", 0)))
+
     async def error(self, request: str, body: str = "") -> tuple[int, int, str]:
-        """Return (code, code of JetStream, text) of a rejection. A status line has no code of JetStream."""
+        """Return (code, code of JetStream, text) of a rejection. 0: none. A status line has no code of JetStream."""
         answer = await self.answer(request, body)
         if "Status" in answer:
             return int(answer["Status"]), 0, answer["Description"]
-        error = answer["error"]
+        error = answer.get("error", {"code": 0, "err_code": 0, "description": ""})
         return error["code"], error["err_code"], error["description"]
 
 
@@ -164,12 +198,16 @@ async def script_jetstream_client_sees_settings_and_state_of_streams(s: Stage) -
         max_message_bytes=500_000, dedup_window_s=30.5,
     )  # fmt: skip
     js = _JetStream(s)
+    s.expect((await js.answer("STREAM.LIST", '{"subject": "nothing"}'))["streams"], [], "list without a stream")
     none = "0001-01-01T00:00:00Z"
     empty = {"messages": 0, "first_seq": 1, "last_seq": 0, "bytes": 0, "consumer_count": 0, "first_ts": none, "last_ts": none}
     s.expect((await js.answer("STREAM.INFO.orders"))["state"], empty, "state of an empty stream")
     uid = (await s.client.admin.stream("orders")).uid
     times = [f"{datetime.fromtimestamp(s.world.driver.wall_ns() / NS_PER_S, UTC):%Y-%m-%dT%H:%M:%S.}"[:-3]]
-    await s.publish("orders", 3)
+    await s.publish("orders", 1)
+    state = (await js.answer("STREAM.INFO.orders"))["state"]
+    s.expect(state["first_ts"] == state["last_ts"] > none, True, f"times of the only record {state}")
+    await s.publish("orders", 2, first=1)
     info = await js.answer("STREAM.INFO.orders")
     state = info["state"]
     s.expect((state["messages"], state["first_seq"], state["last_seq"]), (3, 1, 3), "records of the stream")
@@ -218,7 +256,10 @@ async def script_jetstream_client_sees_settings_and_state_of_streams(s: Stage) -
         nothing = {"total": 0, "offset": 0, "limit": limit, "consumers": []}
         s.expect(answer, {"type": f"io.nats.jetstream.api.v1.consumer_{kind.lower()}_response", **nothing}, "consumers")
     # Which streams store a subject: wildcards may be on both sides.
-    await s.create("letters", subject="letters.*.new")
+    await s.create("letters", subject="letters.*.new", max_per_subject=5, read_only=True)
+    config = (await js.answer("STREAM.INFO.letters"))["config"]
+    s.expect([config[name] for name in ("max_msgs", "max_bytes", "max_msg_size")], [-1, -1, -1], "limits that are not set")
+    s.expect((config["max_msgs_per_subject"], config["metadata"]["liftpy.read_only"]), (5, "true"), "settings of letters")
     for subject, streams in (
         ("letters.a.new", ["letters"]), ("letters.a.old", []), ("letters.a", []), ("letters.a.new.b", []), ("letters.>", ["letters"]),
         ("letters.a.>", ["letters"]), ("letters.a.new.>", []), ("*.*.new", ["letters"]), ("*.x", ["orders"]), ("*", []),
@@ -249,6 +290,9 @@ async def script_jetstream_client_sees_the_times_of_a_stream_without_its_newest_
         return state["first_ts"], state["last_ts"]
 
     await s.shows(shown, times, within_s=30, what="times of the oldest and the newest record")
+    for number in (1, 30):
+        gone = partial(js.error, "STREAM.MSG.GET.letters", f'{{"seq": {number}}}')
+        await s.shows(gone, (404, 10037, "no message found"), what=f"answer for the purged record {number}")
 
     async def purges() -> int:
         return len((await s.client.admin.stream("letters")).partitions[0].state.purges)
@@ -388,6 +432,11 @@ async def script_jetstream_client_reads_large_answers(s: Stage) -> None:
     await s.create("orders")
     await s.client.publish("orders", b"record", key=b"key-1", headers={"kind": "new"})
     await connection.request("orders.x", b"", timeout=3)
+    await s.client.publish("orders", b"y" * (MAX_PAYLOAD_BYTES - 9_000))
+    await connection.request("orders.x", b"z" * (MAX_PAYLOAD_BYTES - 80), timeout=3)
+    s.expect(len((await js.answer("DIRECT.GET.orders", '{"seq": 3}'))["data"]), MAX_PAYLOAD_BYTES - 9_000, "bytes of a record")
+    found = await js.error("DIRECT.GET.orders", '{"seq": 4}')
+    s.expect(found, (400, 0, too_large[2]), "record that is too large with its headers")
     answer = await js.answer("DIRECT.GET.orders", '{"seq": 1}')
     s.expect(answer.pop("Nats-Msg-Id", "") != "", True, "message id")
     s.expect(answer.pop("Nats-Time-Stamp").startswith("2023-"), True, "time of the record")
@@ -411,10 +460,17 @@ async def script_jetstream_client_asks_for_a_stream_without_a_leader(s: Stage) -
     for name in ("orders", "letters"):
         await s.publish(name, 2)
     away = s.leader("orders")
+    js = _JetStream(s)
+    s.world.nats.loses = lambda client, message: message.subject.startswith("liftpy.orders.0.")
+    listed = await js.answer("STREAM.LIST")
+    s.expect(([one["config"]["name"] for one in listed["streams"]], listed["missing"]), (["letters"], ["orders"]), "streams")
+    since = len(s.messages)
+    await asyncio.sleep(1.2)
+    s.expect(s.subjects("liftpy.orders.0.", since), [], "requests for the state of a stream after the list")
+    s.world.nats.loses = lambda client, message: False
     s[away].kill()
     await s.becomes(lambda: s.leader("letters") not in ("", away), what="another node leads letters")
     await asyncio.sleep(2)
-    js = _JetStream(s)
 
     async def timed(request: str, body: str = "") -> tuple[float, dict[str, Any]]:
         began_s = s.now_s
@@ -429,9 +485,183 @@ async def script_jetstream_client_asks_for_a_stream_without_a_leader(s: Stage) -
     for request in ("STREAM.INFO.orders", "STREAM.MSG.GET.orders"):
         took_s, answer = await timed(request, '{"seq": 1}' if "MSG" in request else "")
         s.expect((answer["error"]["code"], answer["error"]["err_code"]), (503, 10008), f"codes of the error of {request}")
-        s.expect_in("unavailable: ", answer["error"]["description"], "error")
+        hint = "say where to begin, or read with a consumer" if "MSG" in request else "retry"
+        s.expect_in(f"unavailable: no answer within 4 s: {hint}", answer["error"]["description"], "error")
         s.expect(3.9 < took_s < 4.5, True, f"an error after 4 s, it took {took_s:.2f} s")
     took_s, answer = await timed("DIRECT.GET.orders", '{"seq": 1}')
     s.expect((answer["Status"], answer["Description"]), ("408", "Request Timeout"), "status of a direct get")
     s.expect(3.9 < took_s < 4.5, True, f"an answer after 4 s, it took {took_s:.2f} s")
     s.expect((await js.answer("DIRECT.GET.letters", '{"seq": 1}'))["data"], b"record-0", "record of the other stream")
+
+
+@script()
+async def script_jetstream_client_reads_a_stream_whose_oldest_records_are_deleted(s: Stage) -> None:
+    """Given a stream without its oldest records, a JetStream client sees where it begins, and reads from there."""
+    await s.create("letters", subject="letters.*", leader="n2")
+    connection = s.client.transport.connection
+    for number in range(6):
+        await connection.request(f"letters.{number % 2}", b"record-%d" % number, timeout=3)
+    await s.client.admin.truncate_before("letters", 0, 3)
+    js = _JetStream(s)
+
+    async def state() -> tuple[int, ...]:
+        found = (await js.answer("STREAM.INFO.letters"))["state"]
+        return found["messages"], found["first_seq"], found["last_seq"]
+
+    await s.shows(state, (3, 4, 6), what="number of records, first and last sequence")
+
+    async def first(body: str) -> tuple[int, bytes] | int:
+        answer = await js.answer("STREAM.MSG.GET.letters", body)
+        if "error" in answer:
+            return int(answer["error"]["code"])
+        return answer["message"]["seq"], base64.b64decode(answer["message"]["data"])
+
+    for body, wanted in (
+        ('{"seq": 1}', 404), ('{"seq": 3}', 404), ('{"seq": 4}', (4, b"record-3")), ('{"seq": 6}', (6, b"record-5")),
+        ('{"seq": 1, "next_by_subj": "letters.0"}', (5, b"record-4")), ('{"last_by_subj": "letters.1"}', (6, b"record-5")),
+        ('{"next_by_subj": "letters.1"}', (4, b"record-3")), ('{"start_time": "2001-01-01T00:00:00Z"}', (4, b"record-3")),
+        ('{"last_by_subj": "letters.2"}', 404),
+    ):  # fmt: skip
+        s.expect(await first(body), wanted, f"record of {body}")
+    for subjects, newest in (
+        ('"letters.0", "letters.1"', [(5, b"record-4"), (6, b"record-5"), "204"]),
+        ('"letters.1", "letters.2"', [(6, b"record-5"), "204"]),
+        ('"letters.2"', ["404"]),
+    ):
+        s.expect(await js.batch("letters", f'{{"multi_last": [{subjects}]}}'), newest, f"newest records of {subjects}")
+    s.expect(await js.batch("letters", '{"seq": 1, "batch": 2}'), [(4, b"record-3"), (5, b"record-4"), "204"], "batch")
+    s.expect(await js.batch("letters", '{"multi_last": ["letters.*"], "up_to_seq": 2}'), ["404"], "deleted records")
+
+
+@script()
+async def script_retention_is_faster_than_a_jetstream_client(s: Stage) -> None:
+    """Given records that are deleted after a node has asked where the log begins, it asks again, and the client gets the others.
+
+    The script lets each request begin with an older answer. If records are deleted during a batch, it continues after them.
+    """
+    await s.create("letters", leader="n2")
+    await s.publish("letters", 80, value=b"x" * 90_000)
+    await s.client.admin.truncate_before("letters", 0, 3)
+    bounds_now = Client.bounds
+    older: list[int] = []
+
+    async def bounds(self: Client, *args: Any, **options: Any) -> Bounds:
+        found = await bounds_now(self, *args, **options)
+        if self is s.client or not older:
+            return found
+        return replace(found, log_start_offset=older.pop())
+
+    Client.bounds = bounds  # type: ignore[method-assign]
+    js = _JetStream(s)
+    older.append(0)
+    state = (await js.answer("STREAM.INFO.letters"))["state"]
+    s.expect((state["messages"], state["first_seq"], older), (77, 4, []), "number of records, and first sequence")
+    older.append(0)
+    message = (await js.answer("STREAM.MSG.GET.letters", '{"seq": 1, "next_by_subj": "letters.x"}'))["message"]
+    s.expect((message["seq"], older), (4, []), "first record of a subject")
+    older.append(0)
+    found = await js.batch("letters", '{"seq": 2, "batch": 1}')
+    s.expect(([one[0] for one in found[:-1]], found[-1], older), ([4], "204", []), "batch")
+    deleting: list[asyncio.Task[Any]] = []
+
+    befores: list[int] = []
+
+    def delete(_: int, before: int) -> None:
+        befores.append(before)
+        if not deleting:
+            deleting.append(asyncio.ensure_future(s.client.admin.truncate_before("letters", 0, 70)))
+
+    found = await js.batch("letters", '{"seq": 4, "batch": 1000}', delete)
+    sequences = [one[0] for one in found[:-1]]
+    first = next((number for number in range(len(sequences)) if sequences[number] != number + 4), len(sequences))
+    s.expect(sequences, [*range(4, first + 4), *range(71, 81)], "records of a batch during a deletion")
+    s.expect(befores, [0, *sequences[:-1]], "sequence of the record before each record")
+    s.expect((found[-1], 0 < first < 66), ("204", True), f"end of the batch, and {first} records before the deleted ones")
+    s.expect(len(await s.read("letters")), 10, "records that remain")
+
+
+@script(nodes=1, controllers=1)
+async def script_jetstream_answers_have_a_limit_of_memory(s: Stage) -> None:
+    """Given lower limits of memory, an answer ends at its limit. All answers together have another one."""
+    jetstream_reads.MAX_BYTES, jetstream_reads.MAX_HELD_BYTES = 1_000, 2_000
+    await s.create("letters", subject="letters.*")
+    await s.create("orders")
+    for number in range(9):
+        connection = s.client.transport.connection
+        await connection.request(f"letters.{number}", b"v" * 100, headers={"h": "x" * 90}, timeout=3)
+        await s.client.publish("orders", b"v" * 100, key=b"k" * 90)
+    js = _JetStream(s)
+    (record,) = [one async for one in s.client.consume("letters", start=8, until="end")]
+    s.expect((record.subject, record.headers), ("letters.8", (("h", b"x" * 90),)), "subject and headers of a record")
+    size_bytes, most = 100 + 9 + 91, 5
+    found = await js.batch("letters", '{"seq": 1, "batch": 9}')
+    s.expect((len(found) - 1, found[-1]), (most, "204"), "records of a batch")
+    (record,) = [one async for one in s.client.consume("orders", start=8, until="end")]
+    headers_bytes = sum(len(name) + len(value) for name, value in record.headers)
+    found = await js.batch("orders", '{"seq": 1, "batch": 9}')
+    s.expect((len(found) - 1, found[-1]), (-(-1_000 // (190 + headers_bytes)), "204"), "records with keys of a batch")
+    subjects = [f"letters.{number}" for number in range(most + 1)]
+    s.expect(
+        (await js.batch("letters", json.dumps({"multi_last": subjects})))[-1], "413", "status of an answer that is too large"
+    )
+    few = json.dumps({"multi_last": subjects[:-1]})
+    for _ in range(8):
+        found = await js.batch("letters", few)
+        s.expect((len(found) - 1, found[-1]), (most, "204"), "newest records of some subjects")
+    jetstream_reads.MAX_HELD_BYTES = size_bytes * most
+    for _ in range(3):
+        s.expect((await js.batch("letters", few))[-1], "204", "status of an answer at the limit of all answers")
+    jetstream_reads.MAX_HELD_BYTES -= 1
+    for _ in range(3):
+        s.expect(await js.batch("letters", few), ["429"], "answer above the limit of all answers")
+    jetstream_reads.MAX_HELD_BYTES += 1
+    s.expect((await js.batch("letters", few))[-1], "204", "status of an answer at the limit of all answers")
+
+
+@script()
+async def script_node_stops_while_jetstream_clients_read(s: Stage) -> None:
+    """Given a node that stops, it answers the requests of JetStream clients that it has. The other nodes answer all later ones."""
+    await s.create("letters")
+    await s.publish("letters", 1)
+    js = _JetStream(s)
+    answers: list[bytes] = []
+
+    answered_s: dict[int, float] = {}
+    """Number of a client -> time of its newest answer."""
+
+    async def read(client: int) -> None:
+        while True:
+            answers.append((await js.answer("DIRECT.GET.letters", '{"seq": 1}'))["data"])
+            answered_s[client] = s.now_s
+            await asyncio.sleep(0.01 if s["n1"].wants_restart else 0.2)
+
+    def subscribed() -> bool:
+        clients = [client for server in s.world.nats.servers for client in server.clients.values()]
+        return any(
+            one.pattern == "$JS.hub.API.>" for client in clients if client.name.startswith("liftpy-n1-")
+            for one in client.subscriptions.values()
+        )  # fmt: skip
+
+    reading = [asyncio.create_task(read(client)) for client in range(16)]
+    await asyncio.sleep(0.3)
+    node = s["n1"]
+    s.expect(subscribed(), True, "n1 gets requests")
+    node.wants_restart = False
+    node.terminate()
+    unsubscribed_s = 0.0
+    while node.is_up:
+        if not unsubscribed_s and not subscribed():
+            unsubscribed_s = s.now_s
+        await asyncio.sleep(0.001)
+    took_s = s.now_s - unsubscribed_s
+    s.expect(took_s > 0.008, True, f"n1 gets no requests during its last {took_s:.4f} s")
+    s.expect(node.exits[-1], 0, "exit code")
+    await asyncio.sleep(2.5)  # the other nodes repeat a read that was under way to the stopped node after 2 s
+    late = [client for client, at_s in answered_s.items() if s.now_s - at_s > 1]
+    s.expect(late, [], "clients without an answer since the stop of n1")
+    await s.start("n1")
+    for task in reading:
+        s.expect(task.done(), False, "a request fails")
+        task.cancel()
+    wrong = [answer for answer in answers if answer != b"record-0"]
+    s.expect((wrong, len(answers) > 100), ([], True), f"wrong answers, {len(answers)} answers")

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+from collections.abc import Callable
+from functools import partial
 
 from liftpy.config import FlushPolicy
-from liftpy.errors import FencedError, WrongDataDirectoryError
+from liftpy.errors import CorruptionError, FencedError, LiftError, StorageError, WrongDataDirectoryError
+from sidecar.node.node import Node
 from tests.simulation.world.machine.scheduler import NS_PER_S
 from tests.simulation.world.scripts.stage import Stage, script
 
@@ -147,6 +151,9 @@ async def _restart_all(s: Stage, partitions: int) -> None:
     await s.stop()
     s.forget_log()
     await s.start()
+    s.expect(
+        [node.opening_at_ready for node in s.world.nodes], [0, 0, 0], "partitions that were not open when a node was ready"
+    )
     await s.shows(in_sync, {tuple(s.names)}, within_s=5, what="ISRs after the restart")
     s.expect(await ends(), before, "first and last offsets")
     s.expect({name: await s.read(name) for name in names}, values, "records")
@@ -175,6 +182,49 @@ async def script_all_nodes_with_two_processes_restart(s: Stage) -> None:
     await _restart_all(s, 4)
 
 
+async def _stop_under_load(s: Stage) -> None:
+    """Stop a node while publishers publish to partitions that it leads, and expect that each of them gets acks soon."""
+    await s.create("orders", partitions=4)
+    for partition in range(4):
+        await s.client.admin.elect_leader("orders", partition, "n2")
+    await s.becomes(lambda: all(s.leader("orders", number) == "n2" for number in range(4)), what="n2 leads all partitions")
+    acked_s, waits_s = [s.now_s] * 4, list[float]()
+
+    async def publish(partition: int) -> None:
+        number = 0
+        while True:
+            await s.publish("orders", 1, first=number, partition=partition)
+            waits_s.append(s.now_s - acked_s[partition])
+            acked_s[partition], number = s.now_s, number + 1
+            await asyncio.sleep(0.005)
+
+    publishing = [asyncio.create_task(publish(partition)) for partition in range(4)]
+    await asyncio.sleep(0.2)
+    await s.stop("n2")
+    await asyncio.sleep(0.3)
+    waits_s += [s.now_s - at_s for at_s in acked_s]
+    s.expect(max(waits_s) < 0.15, True, f"time between two acks of a publisher, at most {max(waits_s):.3f} s")
+    for task in publishing:
+        s.expect(task.done(), False, "a publish fails")
+        task.cancel()
+    await asyncio.gather(*publishing, return_exceptions=True)
+    await s.start("n2")
+    for partition in range(4):
+        await s.shows(partial(s.isr, "orders", partition), s.names)
+
+
+@script()
+async def script_publishers_wait_little_for_a_leader_that_stops(s: Stage) -> None:
+    """Given publishers, when their leader stops, another node takes their records soon."""
+    await _stop_under_load(s)
+
+
+@script(workers=2)
+async def script_publishers_wait_little_for_a_leader_with_two_processes_that_stops(s: Stage) -> None:
+    """Given publishers, when their leader stops, which has two processes, another node takes their records soon."""
+    await _stop_under_load(s)
+
+
 @script()
 async def script_node_with_a_hanging_disk_ends_within_the_time_of_a_stop(s: Stage) -> None:
     """Given a disk that hangs, when an operator stops the node, its process ends after 12 s at the latest."""
@@ -192,6 +242,113 @@ async def script_node_with_a_hanging_disk_ends_within_the_time_of_a_stop(s: Stag
     s.expect(
         s.count_log("n2", "node.stop_timeout: stop not complete seconds=12: forcing exit"), 1, "log lines about the forced end"
     )
+
+
+@script()
+async def script_node_with_a_hanging_disk_ends_in_time_after_an_error(s: Stage) -> None:
+    """Given a disk that hangs, when a node meets an error, its process ends after 12 s. The exit code says whether to restart it."""
+    s.allow("accused leaders that serve")
+    await s.create("orders", leader="n2")
+    node = s["n2"]
+    errors: tuple[tuple[Callable[[Node], None], int, str], ...] = (
+        (lambda program: program.fatal(CorruptionError("a damaged file")), 78, "node failed node=n2 error=a damaged file: *"),
+        (lambda program: program.fatal(LiftError("an error")), 1, "node failed node=n2 error=an error: stopping"),
+        (lambda program: program.repair("orders/0"), 1, "log damaged node=n2 log=orders/0: restarting to repair it"),
+    )
+    for fail, code, text in errors:
+        await s.publish("orders", 2)
+        s.forget_log()
+        node.wants_restart = False
+        node.disk.hang_ns = 20 * NS_PER_S
+        assert node.process is not None
+        assert node.node is not None
+        s.world.scheduler.run_as(node.process, partial(fail, node.node))
+        took_s = await s.becomes(lambda: not node.is_up, within_s=30, what="the process ends")
+        s.expect(_HARD_STOP_S - 1 < took_s <= _HARD_STOP_S + 0.1, True, f"end after {_HARD_STOP_S:g} s, it took {took_s:.1f} s")
+        s.expect(node.exits[-1], code, "exit code")
+        s.expect((s.count_log("n2", text), s.count_log("n2", "node.stop_timeout")), (1, 1), "log lines")
+        node.disk.hang_ns = 0
+        await asyncio.sleep(20)  # until the connections of the process are closed
+        await s.start("n2")
+        await s.shows(lambda: s.isr("orders"), s.names)
+
+
+@script(nodes=1, controllers=1)
+async def script_start_with_a_damaged_file_on_a_slow_disk_fails(s: Stage) -> None:
+    """Given a damaged file, the start fails. If the end of the process takes long, the node logs the error before."""
+    await s.stop("n1")
+    node = s["n1"]
+    path = node.disk.folder / "node"
+    data = path.read_bytes()
+    path.write_bytes(b"")
+    node.disk.is_damaged = True
+    for hang_s, lines in ((0, 0), (1, 1)):
+        s.forget_log()
+        node.disk.hang_ns = hang_s * NS_PER_S
+        await s.start_fails(node, CorruptionError)
+        text = "CRITICAL node.failed: node failed node=n1 error=*/node is damaged *: stopping"
+        s.expect(s.count_log("n1", text), lines, f"log lines if each flush takes {hang_s} s")
+    node.disk.hang_ns = 0
+    path.write_bytes(data)
+    await s.start("n1")
+
+
+@script()
+async def script_error_of_a_node_that_stops_does_not_restart_it(s: Stage) -> None:
+    """Given an operator who stops a node, when it meets an error before its end, its exit code asks for no restart."""
+    await s.create("orders", leader="n1", flush=FlushPolicy.parse("interval:60s"))
+    node = s["n2"]
+    errors: tuple[tuple[Callable[[Node], None], int], ...] = (
+        (lambda program: program.repair("orders/0"), 0),
+        (lambda program: program.fatal(StorageError("Cannot write a file.")), 1),
+    )
+    for fail, code in errors:
+        await s.publish("orders", 2)
+        node.disk.log_delay_ns = 3 * NS_PER_S
+        node.disk.is_damaged = True  # as the script says
+        node.wants_restart = False
+        s.forget_log()
+        node.terminate()
+        await asyncio.sleep(1)
+        assert node.process is not None
+        assert node.node is not None
+        s.world.scheduler.run_as(node.process, partial(fail, node.node))
+        await s.becomes(lambda: not node.is_up, within_s=5, what="the process ends")
+        s.expect(node.exits[-1], code, "exit code")
+        s.expect(s.count_log("n2", "node.stopped: node stopped node=n2 clean=no"), 1, "log lines about an unclean stop")
+        await s.start("n2")
+        await s.shows(lambda: s.isr("orders"), s.names)
+
+
+@script()
+async def script_leader_gets_sigint(s: Stage) -> None:
+    """Given a leader, when it gets SIGINT, it stops at once and cleanly, without a transfer. Another node leads afterwards."""
+    await s.create("orders", leader="n2")
+    await s.publish("orders", 3)
+    node = s["n2"]
+    s.forget_log()
+    node.interrupt()
+    await s.becomes(lambda: not node.is_up, within_s=0.5, what="the process ends")
+    s.expect((node.exits, s.leader("orders")), ([0], "n2"), "exit code, and leader at the end of the process")
+    s.expect_log("n2", "INFO node.stopped: node stopped node=n2 clean=yes seconds=0.*", about="node.")
+    await s.becomes(lambda: s.leader("orders") not in ("", "n2"), within_s=5, what="another node leads")
+    await s.start("n2")
+    await s.shows(lambda: s.isr("orders"), s.names)
+    s.expect(await s.read("orders"), [b"record-%d" % number for number in range(3)], "records")
+
+
+@script(nodes=1, controllers=1, starts=False, stops=False)
+async def script_node_gets_a_signal_before_it_has_handlers(s: Stage) -> None:
+    """Given a signal that arrives before a process has its handlers, the process stops before it is ready."""
+    node = s["n1"]
+    for number in (signal.SIGTERM, signal.SIGINT):
+        node.received = [number]
+        node.start()
+        node.wants_restart = False
+        await s.becomes(lambda: not node.is_up, within_s=2, what="the process ends")
+        s.expect((node.exits[-1], node.ready_line), (0, {}), "exit code and ready line")
+    node.received = []
+    await s.start("n1")
 
 
 @script()

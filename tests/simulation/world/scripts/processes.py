@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
+import struct
 from contextlib import suppress
 from functools import partial
 
@@ -12,6 +14,7 @@ from liftpy.core.log.epoch_promises import PROMISES_NAME, decode_promises
 from liftpy.errors import CorruptionError, LiftError, PublishRejectedError, StorageError
 from sidecar.disk.data_folder import LOG_ENDS_NAME
 from sidecar.disk.files import decode_checked_json
+from sidecar.node import worker_node
 from sidecar.workers import workers
 from tests.simulation.world.machine.scheduler import NS_PER_S
 from tests.simulation.world.scripts.stage import Stage, script
@@ -47,6 +50,10 @@ async def script_partitions_of_a_node_with_two_processes(s: Stage) -> None:
         s.expect(await s.metric(node, "ingest_records_total"), 5 * len(led), f"records that {node} has received")
         s.expect(await s.metric(node, "log_size_bytes"), sum(row["log_bytes"] for row in rows), f"bytes of {node}")
         s.expect(await s.metric(node, "read_records_total"), 0, f"records that {node} has read")
+        history = (await s.client.admin.ask_node(node, b'{"history": {"step": 1}}'))["history"]
+        series, count = base64.b64decode(history["data"]), history["count"]
+        stored = sum(struct.unpack_from(f"<{count}f", series, 4 * count * history["series"].index("records_in")))
+        s.expect(round(stored), 5 * len(led), f"records of both processes in the history of {node}")
     s.expect(leaders, {number: s.leader("orders", number) for number in range(6)}, "leaders")
     for partition in range(6):
         s.expect(len(await s.read("orders", partition)), 5, "records")
@@ -55,7 +62,9 @@ async def script_partitions_of_a_node_with_two_processes(s: Stage) -> None:
     s.change_settings("n2", scrub_bytes_per_s=7_000)
     await asyncio.sleep(1)
     s.expect((await s.status("n2"))["scrub"]["bytes_per_s"], 7_000, "rate of the scrub")
+    began_s = s.now_s
     await s.stop("n2")
+    s.expect(s.now_s - began_s < 0.5, True, f"both processes stop at once, it took {s.now_s - began_s:.2f} s")
     uid = (await s.client.admin.stream("orders")).uid
     ends = decode_checked_json((s["n2"].disk.folder / LOG_ENDS_NAME).read_bytes())["ends"]
     s.expect(ends, {f"orders-{uid}/{number}": 5 for number in range(6)}, "log ends of n2")
@@ -320,3 +329,81 @@ async def script_process_of_a_node_meets_a_fatal_error(s: Stage) -> None:
     await s.start("n2")
     for partition in range(4):
         await s.shows(lambda: s.isr("orders", partition), s.names)  # noqa: B023
+
+
+@script(workers=2)
+async def script_process_of_a_node_hangs_while_the_node_stops(s: Stage) -> None:
+    """Given a process that does not end within 10 s after the request of an operator, the node kills it. Its stop is not clean."""
+    await s.create("orders", partitions=4, flush=FlushPolicy.parse("interval:60s"))
+    await s.publish("orders", 5, partition=3)
+    node = s["n2"]
+    node.disk.log_delay_ns = 30 * NS_PER_S
+    node.disk.is_damaged = True
+    node.wants_restart = False
+    s.forget_log()
+    node.terminate()
+    took_s = await s.becomes(lambda: not node.is_up, within_s=12, what="the node stops")
+    s.expect(9.9 < took_s < 11, True, f"the node waits 10 s for the process, the stop took {took_s:.1f} s")
+    s.expect(node.exits, [0], "exit code")
+    s.expect(s.count_log("n2", "INFO node.stopped: node stopped node=n2 clean=no"), 1, "log lines about an unclean stop")
+    s.expect(s.count_log("n2", "node.stop_timeout"), 0, "log lines about a forced end")
+    node.disk.heal()
+    await s.start("n2")
+    await s.shows(lambda: s.isr("orders", 3), s.names)
+
+
+@script(workers=2)
+async def script_replicas_in_both_processes_have_to_catch_up(s: Stage) -> None:
+    """Given a node with two processes that starts, it is synced when the replicas of both were in the ISR, and not before."""
+    await s.create("orders", partitions=4)
+    await s.stop("n2")
+    for partition in range(4):
+        await s.client.admin.elect_leader("orders", partition, "n1")
+        await s.publish("orders", 5, partition=partition)
+    for partition in range(4):
+        subject = f"liftpy.orders.{partition}.replicate"
+        s.world.nats.loses = lambda client, message: client.startswith("liftpy-n2-") and message.subject == subject  # noqa: B023
+        await s.start("n2")
+        await asyncio.sleep(2)
+        found = await s.client.admin.node_health("n2")
+        s.expect(found["health"], {"live": True, "ready": True, "synced": False}, f"health without partition {partition}")
+        s.expect_in(f"have not caught up yet, orders/{partition} among them", found["checks"]["synced"], "reason")
+        s.world.nats.loses = lambda client, message: False
+
+        async def synced() -> bool:
+            return bool((await s.client.admin.node_health("n2"))["health"]["synced"])
+
+        await s.shows(synced, True, what="n2 is synced")
+        await s.stop("n2")
+        await s.publish("orders", 1, first=5, partition=(partition + 1) % 4)
+    await s.start("n2")
+
+
+@script(workers=2)
+async def script_operator_changes_the_log_level_for_a_while(s: Stage) -> None:
+    """Given a node with two processes, when an operator asks for another log level for 5 s, both have it, and then the former one."""
+    await s.create("orders", partitions=4)
+    await s.client.admin.node_log_level("n2", "warning", 5.0)
+    await asyncio.sleep(0.2)
+    s.forget_log("n2", "n2.w1")
+    await s.create("quiet", partitions=4)
+    await asyncio.sleep(1)
+    s.expect((s.log("n2"), s.log("n2.w1")), ([], []), "log lines of both processes")
+    await asyncio.sleep(5)
+    await s.create("loud", partitions=4)
+    await asyncio.sleep(1)
+    opened = [s.count_log(name, "INFO partition.opened: partition opened partition=loud/*") for name in ("n2", "n2.w1")]
+    s.expect((sum(opened), min(opened) > 0), (4, True), f"log lines of both processes {opened}")
+
+
+@script(workers=2)
+async def script_processes_of_a_node_exchange_many_messages(s: Stage) -> None:
+    """Given a lower limit of what a process has not sent to the other one, many small messages do not reach it."""
+    worker_node.MOST_UNSENT_BYTES = 60_000
+    await s.create("orders", partitions=4)
+    for partition in range(4):
+        await s.publish("orders", 5, partition=partition)
+    for _ in range(30):
+        await s.status("n2")
+    await asyncio.sleep(5)
+    s.expect([s[node].exits for node in s.names], [[], [], []], "ends of the nodes")

@@ -39,6 +39,7 @@ async def script_lag_of_a_group(s: Stage) -> None:
 
     s.expect(await read(6), list(range(6)), "records of the group")
     await s.shows(rows, [(4, 0)], within_s=20, what="lag of the group")
+    await s.shows(lambda: s.total("group_lag_records", '"readers"'), 4, within_s=5, what="lag of the group in the metrics")
     await s.publish("orders", 5, first=10)
     await s.shows(rows, [(9, 0)], within_s=20, what="lag of the group")
     states = {node: await s.metric(node, "coordinators", "leader") for node in s.names}
@@ -119,6 +120,10 @@ async def script_positions_of_a_group(s: Stage) -> None:
     age_s = s.now_s - published_s
     reported_s = (await report())["rows"][0]["lag_s"]
     s.expect(age_s - 6 < reported_s <= age_s, True, f"age of the unread record, {reported_s} s of {age_s:.1f} s")
+    began_s = s.now_s
+    await s.stop("n1")
+    s.expect(s.now_s - began_s < 1, True, f"coordinators stop at once, it took {s.now_s - began_s:.1f} s")
+    await s.start("n1")
 
 
 @script()
@@ -387,7 +392,7 @@ async def script_group_has_no_lag_in_a_deleted_stream(s: Stage) -> None:
         ]
 
     await s.shows(lags, [(12, 0, 12)], within_s=20, what="lag of the group")
-    await s.client.admin.delete_stream("orders")
+    await s.client.admin.delete_stream("jobs")
     await s.shows(lags, [(6, 0, 6)], within_s=20, what="lag of the group without a deleted stream")
 
 

@@ -11,6 +11,7 @@ from tests.simulation.world.scripts.stage import Stage, script
 async def script_settings_file_names_another_node(s: Stage) -> None:
     """Given a settings file with the id of another node, when an operator reloads it, nothing of it applies, and the log says why."""
     before = s["n1"].settings
+    await asyncio.sleep(1)  # until the supervisor knows that the node is ready
     s.forget_log()
     s.change_settings("n1", node_id="n9", scrub_bytes_per_s=7_000)
     await asyncio.sleep(1)
@@ -20,6 +21,10 @@ async def script_settings_file_names_another_node(s: Stage) -> None:
         about="settings",
     )
     s.expect((await s.status("n1"))["scrub"]["bytes_per_s"], before.scrub_bytes_per_s, "rate of the scrub")
+    process = s["n1"].process
+    assert process is not None
+    took_s = process.reports["READY"] - process.reports.get("RELOADING", 0.0)
+    s.expect(0 <= took_s < 0.5, True, f"the supervisor hears that a reload begins and ends, after {took_s:.1f} s")
     rows = {row["name"]: row for row in await s.client.admin.node_settings("n1")}
     s.expect([name for name, row in rows.items() if "read" in row], [], "settings that wait for a restart")
     s["n1"].file.settings = before
@@ -77,6 +82,8 @@ async def script_each_setting_of_a_node_is_that_of_its_file(s: Stage) -> None:
     waiting = {name: row["read"] for name, row in found.items() if "read" in row}
     s.expect(waiting, {"replication.slow_flush_s": 7.0}, "settings that wait for a restart")
     s.expect({row["applies"] for name, row in found.items() if name in changed}, {"live"}, "when they apply")
+    status = await s.status("n2")
+    s.expect((status["scrub"]["bytes_per_s"], status["copies"]["bytes_per_second"]), (7_000, 1 << 20), "limits in use")
     await s.stop("n2")
     await s.start("n2")
     found = await rows()

@@ -28,6 +28,7 @@ from typing import Any
 from liftpy.client import Client
 from liftpy.config import StreamConfig
 from liftpy.errors import CorruptionError, LiftError
+from sidecar.groups.coordinators import CHECK_FAILED
 from sidecar.runtime.logs import event_of
 from sidecar.runtime.settings import with_values
 from tests.simulation.world.checks.controllers import QuietControllers, wrong_group, wrong_group_messages
@@ -372,6 +373,8 @@ class Stage:
         for node in self.world.nodes:
             if node.node is not None and node.node.group is not None:
                 counted.update(node.node.group.counters)
+        failed = {node.name: program.counters[CHECK_FAILED] for node in self.world.nodes for program in node.programs}
+        self.expect({name: count for name, count in failed.items() if count}, {}, "failed measurements of the lags of groups")
         strange = {name: count for name, count in counted.items() if not self._is_allowed(name, _ORDINARY_COUNTERS)}
         self.expect(strange, {}, "counters of the metadata group that nothing explains")
         warnings = {
@@ -399,6 +402,10 @@ class Stage:
         for node in nodes:
             node.start()
         await self.becomes(lambda: all(node.is_ready for node in nodes), within_s=within_s, what="the nodes are ready")
+        for node in nodes:
+            incarnation = node.node.incarnation if node.node is not None else 0
+            found = {name: node.ready_line.get(name) for name in ("node", "incarnation")}
+            self.expect(found, {"node": node.name, "incarnation": incarnation}, "ready line")
 
     def _has_majority_without(self, nodes: list[NodeProcess]) -> bool:
         """Return whether a majority of the controllers runs that are not in ``nodes``."""
