@@ -34,6 +34,7 @@ from liftpy.nats.transport import Transport, open_connection
 from liftpy.renamed import accept_old_keywords
 from liftpy.service.bad_record_writer import RecordWriter
 from liftpy.service.effect_runner import EffectRunner
+from liftpy.service.initial_version import activate_newest_version
 from liftpy.service.output_writer import Emitter
 from liftpy.service.query_server import QueryServer
 from liftpy.service.reply_sender import Replier
@@ -474,10 +475,10 @@ class MemoryService:
         self.machine = machine = ServiceMachine(
             self._factory(), identity, snapshot_interval_records=_NO_SNAPSHOTS, outbox=self._outbox
         )
-        machine.active_version = machine.version
         machine.effects.change_numbering(EffectNumbering.BY_RECORD)
         machine.start(None)
         machine.change_role(Role.LEADER, _LEADER_EPOCH)
+        activate_newest_version(machine, stream.created_time_ns)
         self._spawn(self._feed(machine))
         self._spawn(Replier(transport, settings, machine.replies, self).run())
         effects = EffectRunner(RecordWriter(client, settings.emit_timeout_s), settings, self)
