@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from nats.aio.client import Client as NatsConnection
 
 from liftpy.client import Client, GroupOptions, PublishOptions, connect
 from liftpy.client.admin_requests import NodeRequests
@@ -143,6 +144,17 @@ async def test_nats_transport_publish_after_close_sends_nothing(nats_url: str) -
         assert connection.stats["out_msgs"] == sent, "nothing leaves on a connection that is somebody else's again"
     finally:
         await connection.close()
+
+
+async def test_connect_with_a_nats_connection_that_is_not_open_raises_config_error() -> None:
+    """The first call failed with an AssertionError of nats-py, or waited for its whole timeout."""
+    async with memory_cluster(1) as cluster:
+        connection = await cluster.nats()
+        await (await connect(connection)).close()
+        await connection.close()
+        for unusable in (connection, NatsConnection()):
+            with pytest.raises(ConfigError, match="not connected, or is closed"):
+                await connect(unusable)
 
 
 def test_connect_with_an_empty_server_list_raises_config_error() -> None:
