@@ -6,6 +6,7 @@ for it would never end.
 
 from __future__ import annotations
 
+import inspect
 import math
 import operator
 from collections.abc import Mapping
@@ -70,6 +71,14 @@ def check_list(name: str, value: object, *, of: str) -> None:
     """Check that ``value`` is a list or a similar object, and no single text or bytes. ``of``: what it contains, for the error."""
     if isinstance(value, str | bytes) or not (hasattr(value, "__len__") and hasattr(value, "__getitem__")):
         raise ConfigError(f"Invalid {name} of type {type(value).__name__}. Use a list of {of}.")
+
+
+def check_function(name: str, value: object) -> None:
+    """Check that ``value`` is a function without ``async``. The client does not await results, so an ``async`` one would never run."""
+    if not callable(value):
+        raise ConfigError(f"Invalid {name} of type {type(value).__name__}. Use a function.")
+    if any(map(inspect.iscoroutinefunction, (value, getattr(value, "__call__", None)))):  # noqa: B004
+        raise ConfigError(f"Invalid {name}: an async function would never run. Use a function without async.")
 
 
 def checked_options(options: _Options | None, expected: type[_Options], name: str = "options") -> _Options:

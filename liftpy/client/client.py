@@ -90,6 +90,10 @@ def connect(
         factories = factories_for(trace)
         subjects = Subjects(namespace, principal=credentials.principal if credentials is not None else "")
         if isinstance(nats, NatsConnection):
+            if not (nats.is_connected or nats.is_reconnecting):
+                raise ConfigError(
+                    "Invalid nats: this nats-py client is not connected, or is closed. Pass a connected one, or a URL."
+                )
             make_strict(nats)
             return Client(Transport(nats), subjects, owns_connection=False, factories=factories)
         connection = await open_connection(nats, credentials=credentials, name=name, timeout_s=timeout_s, **nats_options)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import itertools
 import logging
 import math
@@ -25,7 +26,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Literal, Self
 
-from liftpy.client.arguments import check_bounds, check_text, checked_options
+from liftpy.client.arguments import check_bounds, check_function, check_text, checked_options
 from liftpy.client.batch_view import BatchSlice, ConsumedRecord, GroupBatch, records_of
 from liftpy.client.consumer import Consumer, ReadOptions, filter_of
 from liftpy.client.fetcher import Fetcher, wait_for_event
@@ -69,6 +70,7 @@ LOOKUP_AGAIN_S = 5.0
 """Time after which a member lists streams again if the metadata group did not answer, in seconds."""
 _NS_PER_S = 1_000_000_000
 Hook = Callable[[Sequence[PartitionKey]], None]
+_HOOKS = ("on_assigned", "on_revoked")
 PartitionFor = Callable[[bytes | None, int], int]
 Transform = Callable[[Record], Iterable[tuple[bytes | None, bytes | None]]]
 """Function of a source record. It returns (key, value) of each result, possibly none."""
@@ -204,6 +206,9 @@ class Group:
             check_text("stream name in streams", stream)
         if instance:
             check_name(instance, "instance")
+        for hook_name, hook in zip(_HOOKS, (on_assigned, on_revoked), strict=True):
+            if hook is not None:
+                check_function(hook_name, hook)
         self._coordinator, self._streams = coordinator, coordinator.streams
         self._wanted, self._instance, self._options = tuple(streams), instance, options
         self._hooks = on_assigned, on_revoked
@@ -521,6 +526,7 @@ class Group:
             options: Options of the producers. Default: ``ProducerOptions()``.
 
         Raises:
+            ConfigError: The group reads the target itself, or a function is ``async``.
             LiftError: Every error of reading, and of ``client.producer``.
             PublishRejectedError: The target was paused or read-only for three sessions.
 
@@ -528,6 +534,15 @@ class Group:
             async with client.group("billing", ["orders"]) as group:
                 await group.into("bills", lambda record: [(record.key, record.value)])
         """
+        check_function("transform", transform)
+        if partition_for is not None:
+            check_function("partition_for", partition_for)
+        check_name(target, "stream")
+        if pattern := next((pattern for pattern in self._wanted if fnmatchcase(target, pattern)), None):
+            raise ConfigError(
+                f"Group {self.name} reads stream {target} itself ({pattern}), so it would copy its own results without end. Choose "
+                "another target, or let the group read other streams."
+            )
         session_s = self._options.session_s
         copying = GroupCopy(
             self._streams, self, target, transform, partition_for=partition_for, options=options, session_s=session_s
@@ -736,9 +751,12 @@ class Group:
         self._call(1, revoked_keys)
 
     def _call(self, which: int, keys: list[PartitionKey]) -> None:
-        hook = self._hooks[which]
-        if hook is not None and keys:
-            hook(keys)
+        hook: Callable[[Sequence[PartitionKey]], object] | None = self._hooks[which]
+        if hook is not None and keys and inspect.isawaitable(returned := hook(keys)):
+            getattr(returned, "close", bool)()
+            raise ConfigError(
+                f"Invalid {_HOOKS[which]}: it returned an awaitable, which never runs. Use a function without async."
+            )
 
     async def _release_partitions(self, machine: MemberMachine) -> None:
         """Release the partitions that the member must give up, if the application has finished their batches.

@@ -400,9 +400,19 @@ class Groups:
             name: Name of the group.
 
         Raises:
-            NotFoundError: No such group.
+            NotFoundError: No such group, or the name belongs to a cursor.
         """
-        return (await self._coordinator.describe(name, "group"))[0]
+        described, is_cursor = await self._coordinator.describe(name, "group")
+        if is_cursor:
+            raise NotFoundError(f"{name!r} is a cursor, not a consumer group. Use `liftpy cursor show {name}`.")
+        return described
+
+    async def _is_cursor(self, name: str) -> bool:
+        """Return whether the name belongs to a cursor. False also if that is not known, for example without permission to ask."""
+        try:
+            return (await self._coordinator.describe(name, "group"))[1]
+        except LiftError:
+            return False
 
     async def reset(self, name: str, positions: Mapping[PartitionKey, int | Position]) -> None:
         """Set the committed positions of a group without members, or of a work queue without unacked records.
@@ -418,12 +428,15 @@ class Groups:
 
         Raises:
             ConfigError: A Position belongs to another stream.
-            GroupRejectedError: The group has members, or workers have records of these partitions.
+            GroupRejectedError: The group has members, or workers have records of these partitions, or the name belongs to a
+                cursor.
 
         Example:
             stream = await client.stream("orders")
             await client.groups.reset("billing", {stream.key(0): 100})
         """
+        if await self._is_cursor(name):
+            raise GroupRejectedError(f"{name!r} is a cursor, not a consumer group. Use `liftpy cursor set {name}`.")
         await self._coordinator.reset(name, positions)
 
     async def delete(self, name: str) -> None:
@@ -433,9 +446,11 @@ class Groups:
             name: Name of the group.
 
         Raises:
-            NotFoundError: No such group.
+            NotFoundError: No such group, or the name belongs to a cursor.
             GroupRejectedError: The group has members.
         """
+        if await self._is_cursor(name):
+            raise NotFoundError(f"{name!r} is a cursor, not a consumer group. Use `liftpy cursor delete {name}`.")
         await self._coordinator.delete(name)
 
 

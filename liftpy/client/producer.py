@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from liftpy.client.arguments import MAX_INT64, check_list, check_partition, check_text
+from liftpy.client.arguments import MAX_INT64, check_function, check_list, check_partition, check_text
 from liftpy.client.encode_publish import Address
 from liftpy.client.in_flight import Window
 from liftpy.client.partition_queue import PartitionQueue
@@ -120,6 +120,8 @@ class Producer:
         self._options = options
         if not callable(partitioner) and partitioner not in ("key", "sticky", "round-robin"):
             raise ConfigError(f"Invalid partitioner {partitioner!r}. Use key, sticky, round-robin or a function.")
+        if callable(partitioner):
+            check_function("partitioner", partitioner)
         self._partitioner = partitioner
         self._most_bytes = transport.max_payload_bytes - min(BATCH_BYTES, transport.max_payload_bytes // 4)
         """Maximum size of the records in one message, in bytes. The rest of the message is for the overhead of a batch."""

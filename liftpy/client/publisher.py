@@ -679,6 +679,11 @@ class Publisher:
                     renewed, self._probing_until = self._transport.reconnected, loop.time() + PROBING_S
             due_at = loop.time() + _SWEEP_S
             await asyncio.sleep(_SWEEP_S)
+            try:
+                self._transport.must_be_usable()
+            except ClientClosedError:  # the application or nats-py has closed the connection of the client
+                self._end("the NATS connection was closed before the ack came")
+                return
             now = loop.time()
             if late_s := suspended_s(due_at):  # acks may have arrived during the suspension, and are not processed yet
                 for message in self._in_flight.values():

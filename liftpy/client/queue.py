@@ -361,6 +361,11 @@ class Queue:
     ) -> None:
         self.stream = check_name(stream, "stream")
         self.name = check_name(group, "group")
+        if options.dead_letters == stream:
+            raise ConfigError(
+                f"dead_letters is the stream of the queue itself ({stream}), so the queue would deliver its dead letters without end. "
+                "Choose another stream (QueueOptions(dead_letters=))."
+            )
         self._coordinator, self._streams, self._publishers = coordinator, coordinator.streams, publishers
         self._options = options
         self._member = secrets.token_hex(16)

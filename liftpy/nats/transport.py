@@ -193,12 +193,16 @@ class Transport:
         return errors if isinstance(errors, Counter) else Counter()
 
     def must_be_usable(self) -> None:
-        """Check that this transport can be used here. Raises ClientClosedError after ``close``.
+        """Check that this transport can be used here. Raises ClientClosedError after ``close``, or if the connection is closed.
+
+        A connection that the caller has passed may be closed first. nats-py also closes it itself after ``max_reconnect_attempts``.
 
         Raises ConfigError in another event loop or thread than that of the constructor.
         """
-        if self.closed or asyncio.get_running_loop() is not self._loop:
+        if self.closed or self.connection.is_closed or asyncio.get_running_loop() is not self._loop:
             self.check_event_loop()
+            if not self.closed:
+                raise ClientClosedError("The NATS connection of this client is closed. Connect again, and open a new client.")
             raise ClientClosedError("The client is closed. Open a new client.")
 
     def check_event_loop(self) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from liftpy.client.arguments import check_bounds
 from liftpy.core.base.ids import check_name
 from liftpy.core.services.outbox import MAX_ROUTES, Route
-from liftpy.core.wire.subjects import DEFAULT_INBOX_PREFIXES, check_inbox_prefixes
+from liftpy.core.wire.subjects import DEFAULT_INBOX_PREFIXES, GROUPS_SERVICE, GROUPS_STREAM, check_inbox_prefixes
 from liftpy.errors import ConfigError
 from liftpy.renamed import accept_old_keywords
 
@@ -82,6 +82,11 @@ class ServiceSettings:
     def __post_init__(self) -> None:
         check_name(self.service, "service")
         check_name(self.stream, "stream")
+        if self.service == GROUPS_SERVICE and self.stream != GROUPS_STREAM:  # queries name only the service
+            raise ConfigError(
+                f"Invalid service name {self.service!r}. The coordinators of groups, queues and cursors have this name, so the service "
+                "would answer their queries. Choose another name (--name)."
+            )
         check_name(self.node, "node")
         if self.output_stream:
             check_name(self.output_stream, "output stream")

@@ -36,6 +36,7 @@ from liftpy.core.services.snapshot import Identity, Snapshot, decode
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.headers import HeadersLike, encoded_pairs
 from liftpy.errors import ConfigError
+from liftpy.service.initial_version import activate_newest_version
 
 _IDENTITY = Identity("tested", "input", "test", 0)
 _BEGIN_NS = 1_700_000_000 * NS_PER_S
@@ -266,10 +267,11 @@ class _Run:
         self._outbox = Outbox("test/0", max_records=_MAX_OUTPUTS, max_bytes=_MAX_OUTPUTS)
         self.machine = ServiceMachine(self.service, _IDENTITY, snapshot_interval_records=_NO_SNAPSHOTS, outbox=self._outbox)
         self.machine.replies = self.replies
-        self.machine.active_version = self.machine.version
         self.machine.effects.change_numbering(EffectNumbering.BY_RECORD)
         self.machine.start(snapshot)
         self.machine.change_role(role, 1)
+        if snapshot is None:
+            activate_newest_version(self.machine, _BEGIN_NS)
 
     def feed(self, records: Iterable[Record]) -> None:
         self.machine.apply(records)

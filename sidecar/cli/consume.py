@@ -5,7 +5,8 @@ commits printed records every five seconds, when a partition moves to another me
 record that was not printed completely is not committed, so another member reads it again.
 
 With ``--output FILE``, the suffix of the file selects Parquet, Arrow or lines of JSON. Until the file is complete, its name is
-``FILE.part``. After Ctrl-C during ``--follow``, the file is complete. The command never overwrites an existing file.
+``FILE.part``. After Ctrl-C during ``--follow``, the file is complete. Otherwise Ctrl-C leaves ``FILE.part``. The command never
+overwrites an existing file.
 """
 
 from __future__ import annotations
@@ -95,8 +96,10 @@ def suffixes() -> str:
 
 
 @contextmanager
-def output_to(file: Path) -> Iterator[Write]:
+def output_to(file: Path, *, has_end: bool = True) -> Iterator[Write]:
     """Create the new file ``file`` and yield a function that writes records to it. The suffix of the file sets the format.
+
+    ``has_end``: True if the read has an end. Ctrl-C then leaves an incomplete file with the suffix .part.
 
     Raises ConfigError if the suffix is unknown, if the file exists or cannot be written, or if another command writes it now. Raises
     StorageError if the disk is full.
@@ -104,7 +107,7 @@ def output_to(file: Path) -> Iterator[Write]:
     kind = _BY_SUFFIX.get(file.suffix)
     if kind is None:
         raise ConfigError(f"Invalid value for --output: {file}. The suffix sets the format: {suffixes()}.")
-    with _lock_part(file), _rename_when_complete(file, kind) as write:
+    with _lock_part(file), _rename_when_complete(file, kind, has_end=has_end) as write:
         yield write
 
 
@@ -164,7 +167,8 @@ def _write_all(out: Any, content: bytes) -> None:
 
 
 @contextmanager
-def _rename_when_complete(file: Path, kind: Callable[[Path], Any]) -> Iterator[Any]:
+def _rename_when_complete(file: Path, kind: Callable[[Path], Any], *, has_end: bool = False) -> Iterator[Any]:
+    """Write the part of ``file`` with what ``kind`` opens. Rename it at the end, or after Ctrl-C unless ``has_end``."""
     if file.exists():
         raise ConfigError(f"--output {file} already exists. Remove it, or choose another name.")
     part = _part_of(file)
@@ -172,8 +176,11 @@ def _rename_when_complete(file: Path, kind: Callable[[Path], Any]) -> Iterator[A
         try:
             with kind(part) as write:
                 yield write
-        except asyncio.CancelledError:  # Ctrl-C ends the read: the file is complete
-            _rename_to_new(part, file)
+        except asyncio.CancelledError:  # Ctrl-C
+            if has_end:
+                click.echo(f"The export is not complete. Its first records are in {part}.", err=True)
+            else:
+                _rename_to_new(part, file)
             raise
         _rename_to_new(part, file)
     except OSError as error:
@@ -424,7 +431,10 @@ def consume(
             consumer = client.consume(
                 name, partition or 0, start=begin, until=last, subjects=subjects, keys=keys, backwards=reverse
             )
-            doing = _print(consumer, form) if output is None else _write(consumer, output, last == "end")
+            if output is None:
+                doing = _print(consumer, form)
+            else:
+                doing = _write(consumer, output, has_end=not follow, to_the_end=last == "end")
         await _until_pipe_closed(client, doing, None if output is not None else sys.stdout, group is not None)
 
     with_client(target, work, needs_majority=False)
@@ -455,10 +465,10 @@ async def _print(consumer: Consumer, form: str) -> None:
         write_out(line(record, None) for record in records)
 
 
-async def _write(consumer: Consumer, file: Path, to_the_end: bool) -> None:
+async def _write(consumer: Consumer, file: Path, *, has_end: bool, to_the_end: bool) -> None:
     bounds = await consumer.begin()
     first: int | None = None
-    with output_to(file) as write, Progress(file.name, None, tells_interruption=True) as progress:
+    with output_to(file, has_end=has_end) as write, Progress(file.name, None, tells_interruption=True) as progress:
         async for piece in consumer.batches():
             write(piece, consumer.backwards)
             first_begin, done = (

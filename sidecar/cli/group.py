@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 import click
 
-from liftpy.client import Client, parse_start
+from liftpy.client import Client, ReadOptions, parse_start
 from liftpy.client.group_admin import GroupDescription, QueueFigures
 from liftpy.core.base.ids import PartitionKey
-from liftpy.errors import NotFoundError
+from liftpy.errors import NotFoundError, OutcomeUnknownError, UnavailableError
 from sidecar.cli.completion import CURSOR, GROUP, STREAM
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import connection_options, dry_run_option, json_option, may_act, yes_option
@@ -108,12 +108,22 @@ def _holders(q: QueueFigures) -> list[tuple[str, ...]]:
 
 # ---- positions of groups and cursors ---------------------------------------------------------------------------------
 PositionLag = tuple[PartitionKey, int, int | None]
-"""(Partition, position, number of committed offsets from the position on). The number is None if the stream was deleted."""
+"""(Partition, position, number of committed offsets from the position on).
+
+The number is None if the stream was deleted, or if no leader answers.
+"""
+_PATIENCE_S = 2.0
+"""Time to wait for the bounds of a partition, in seconds. Without them, its lag is not known."""
 
 
 async def _lags_of(client: Client, positions: Mapping[PartitionKey, int]) -> list[PositionLag]:
-    """Return the lag of each of the ``positions``, in order of the partitions."""
-    return await asyncio.gather(*(_lag_of(client, key, at) for key, at in sorted(positions.items())))
+    """Return the lag of each of the ``positions``, in order of the partitions. Print a note if leaders do not answer."""
+    silent: list[PartitionKey] = []
+    lags = await asyncio.gather(*(_lag_of(client, key, at, silent) for key, at in sorted(positions.items())))
+    if silent:
+        more = f" and {count_of(len(silent) - 1, 'other partition')}" if len(silent) > 1 else ""
+        click.echo(f"The lag of {min(silent)}{more} is not known, because no leader answers. Check `liftpy status`.", err=True)
+    return lags
 
 
 def _lags_as_json(lags: list[PositionLag]) -> list[dict[str, object]]:
@@ -121,10 +131,14 @@ def _lags_as_json(lags: list[PositionLag]) -> list[dict[str, object]]:
     return [{"stream": k.stream, "uid": k.uid, "partition": k.partition, "position": at, "lag": lag} for k, at, lag in lags]
 
 
-async def _lag_of(client: Client, key: PartitionKey, position: int) -> PositionLag:
+async def _lag_of(client: Client, key: PartitionKey, position: int, silent: list[PartitionKey]) -> PositionLag:
+    """Return the lag of one position. If the leader of the partition does not answer, add the partition to ``silent``."""
     try:
-        bounds = await client.bounds(key.stream, key.partition)
+        bounds = await client.bounds(key.stream, key.partition, options=ReadOptions(patience_s=_PATIENCE_S))
     except NotFoundError:
+        return key, position, None
+    except (UnavailableError, OutcomeUnknownError):
+        silent.append(key)
         return key, position, None
     first = max(position, bounds.log_start_offset)
     return key, position, max(bounds.end_offset - first, 0) if bounds.uid == key.uid else None

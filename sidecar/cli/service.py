@@ -359,6 +359,11 @@ async def pass_over(
     Raises:
         ConfigError: A service has applied the record, and the skip is not possible or not confirmed.
     """
+    if dead_letter == stream:
+        raise ConfigError(
+            f"--dead-letter-stream {dead_letter} is the stream of the service itself, so the service would read the record again. "
+            "Choose another stream."
+        )
     image = await client.stream(stream)
     partition = _partition_in(stream, len(image.partitions), number)
 

@@ -7,9 +7,10 @@ publishes until ``liftpy stream resume``, or until the next publish with ``--res
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar, assert_never
@@ -130,7 +131,8 @@ def purge(
 
     async def carry_out(client: Client, counts: list[_Deletion]) -> None:
         for one in counts:  # the shown records only, not those published since
-            await client.admin.purge(name, one.partition, subjects=subjects, keys=keys, before=one.end_offset, uid=one.uid)
+            with _naming_deleted(counts, one):
+                await client.admin.purge(name, one.partition, subjects=subjects, keys=keys, before=one.end_offset, uid=one.uid)
         if wait:
             await _wait_for_purges(client, name, {one.partition for one in counts}, timeout_s, quiet=as_json)
 
@@ -170,6 +172,19 @@ class _Deletion:
         """Return the numbers as a JSON object. ``place``, ``bound``: keys of ``end_offset`` and of whether the number is a bound."""
         counts = {"records": self.records, "of_records": self.of_records}
         return {"partition": self.partition, place: self.end_offset, **counts, bound: bool(self.bound)}
+
+
+@contextlib.contextmanager
+def _naming_deleted(deletions: Sequence[_Deletion], current: _Deletion) -> Iterator[None]:
+    """If the deletion ``current`` fails, name in its error the partitions before it in the list, whose records are deleted."""
+    try:
+        yield
+    except LiftError as error:
+        if done := [str(one.partition) for one in deletions[: deletions.index(current)]]:
+            which = f"partition {done[0]}" if len(done) == 1 else f"partitions {', '.join(done)}"
+            text = f"{str(error).removesuffix('.')}. The records of {which} are deleted. Run the command again for the others."
+            error.args = (text, *error.args[1:])
+        raise
 
 
 async def _deleted_from(
@@ -265,7 +280,8 @@ def delete_records(
 
     async def carry_out(client: Client, deletions: list[_Deletion]) -> None:
         for one in deletions:  # the shown records only, not those published since
-            await client.admin.truncate_before(name, one.partition, one.end_offset, uid=one.uid)
+            with _naming_deleted(deletions, one):
+                await client.admin.truncate_before(name, one.partition, one.end_offset, uid=one.uid)
 
     def shown(one: _Deletion, begins: str, deleted: str) -> str:
         return f"{name}/{one.partition} {begins} with the batch of offset {one.end_offset}: {one.words} {deleted}"

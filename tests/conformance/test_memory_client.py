@@ -27,6 +27,7 @@ from liftpy.errors import (
     OffsetOutOfRangeError,
     OutcomeUnknownError,
     PublishRejectedError,
+    UnavailableError,
 )
 from liftpy.service import Record, Service
 from liftpy.testing.memory import MemoryCluster, memory_cluster
@@ -313,6 +314,20 @@ def test_memory_cluster_service_answers_calls_and_writes_its_output_stream() -> 
             lambda: client.services.query("counting", b"timers", timeout_s=30).value == b"1", what="the timer fires"
         )
         assert [(r.key, r.value) for r in client.consume("results", until=0)] == [(b"a", b"5")]
+
+
+def test_memory_cluster_service_of_a_deleted_stream_answers_no_queries_of_its_successor() -> None:
+    with memory_cluster() as cluster, cluster.sync_client() as client:
+        for calls in (3, 1):
+            client.create_stream("commands", "data.commands")
+            cluster.serve(Counting, "counting", "commands")
+            for _ in range(calls):
+                client.services.call("counting", "commands", b"x", key=b"a", timeout_s=30)
+            answers = [client.services.query("counting", b"a", timeout_s=30).value for _ in range(4)]
+            assert answers == [b"%d" % calls] * 4
+            cluster.delete_streams()
+        with pytest.raises(UnavailableError):
+            client.services.query("counting", b"a", at_least=0, timeout_s=0.5)
 
 
 def test_memory_cluster_that_stops_right_after_serve_leaves_no_pending_tasks() -> None:

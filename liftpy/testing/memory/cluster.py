@@ -34,6 +34,7 @@ from liftpy.nats.transport import Transport, open_connection
 from liftpy.renamed import accept_old_keywords
 from liftpy.service.bad_record_writer import RecordWriter
 from liftpy.service.effect_runner import EffectRunner
+from liftpy.service.initial_version import activate_newest_version
 from liftpy.service.output_writer import Emitter
 from liftpy.service.query_server import QueryServer
 from liftpy.service.reply_sender import Replier
@@ -304,6 +305,8 @@ class MemoryCluster(ClusterForTests):
         for node in self._nodes.values():
             if node.up:
                 node.loop.call_soon(node.image_changed, image)
+        for service in self._services:
+            service.image_changed(image)
         groups = image.streams.get(GROUPS_STREAM)
         known = self._coordinators[0] if self._coordinators is not None else ""
         if groups is not None and groups.partitions and groups.uid != known:
@@ -452,6 +455,9 @@ class MemoryService:
         self._tasks: list[asyncio.Task[None]] = []
         self.machine: ServiceMachine | None = None
         self._outbox: Outbox | None = None
+        self._uid = ""
+        """Uid of the stream. Empty before ``begin``."""
+        self._has_ended = False
 
     async def begin(self) -> None:
         """Create the state of the service and start to feed it records. Raises NotFoundError, and the error of ``on_start``."""
@@ -459,7 +465,7 @@ class MemoryService:
         stream = await client.stream(settings.stream)
         if settings.partition >= len(stream.partitions):
             raise NotFoundError(f"Stream {stream.name} has no partition {settings.partition}. It has {len(stream.partitions)}.")
-        uid = stream.uid
+        uid = self._uid = stream.uid
         identity = Identity(settings.service, settings.stream, uid, settings.partition)
         if settings.output_stream:
             await client.stream(settings.output_stream)
@@ -469,10 +475,10 @@ class MemoryService:
         self.machine = machine = ServiceMachine(
             self._factory(), identity, snapshot_interval_records=_NO_SNAPSHOTS, outbox=self._outbox
         )
-        machine.active_version = machine.version
         machine.effects.change_numbering(EffectNumbering.BY_RECORD)
         machine.start(None)
         machine.change_role(Role.LEADER, _LEADER_EPOCH)
+        activate_newest_version(machine, stream.created_time_ns)
         self._spawn(self._feed(machine))
         self._spawn(Replier(transport, settings, machine.replies, self).run())
         effects = EffectRunner(RecordWriter(client, settings.emit_timeout_s), settings, self)
@@ -506,8 +512,20 @@ class MemoryService:
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        """Log that the service has ended with ``error``."""
+        """Log that the service has ended with ``error``, and stop its tasks, so that it answers nothing any more."""
+        if self._has_ended:
+            return
+        self._has_ended = True
         logger.error("service %s in memory has ended: %s", self._settings.service, error, exc_info=error)
+        for task in self._tasks:
+            task.cancel()
+
+    def image_changed(self, image: ClusterImage) -> None:
+        """End the service if its stream was deleted in ``image``. A service of a new stream with the name may use its name."""
+        name = self._settings.stream
+        stream = image.streams.get(name)
+        if self._uid and (stream is None or stream.uid != self._uid):
+            self.fail(NotFoundError(f"Stream {name} was deleted."))
 
     def outputs_known(self) -> None:
         """Do nothing: the one instance always leads."""

@@ -514,6 +514,34 @@ def test_consume_output_that_fails_leaves_a_file_with_the_suffix_part(
     assert os.listdir(tmp_path) == ["o.jsonl.part"]
 
 
+@pytest.mark.parametrize("words", [(), ("--until", "8"), ("--reverse",)])
+def test_consume_with_output_option_interrupted_before_its_end_leaves_a_file_with_the_suffix_part(
+    cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...],
+) -> None:  # fmt: skip
+    """A reboot ended an export. Its file looked complete, and the next run rejected it as existing."""
+    batches, reading = Consumer.batches, threading.Event()
+
+    async def slow(consumer: Consumer) -> Any:
+        async for piece in batches(consumer):
+            yield piece
+            reading.set()
+            await asyncio.sleep(60)
+
+    async def look(_: Client) -> bool:
+        return reading.is_set()
+
+    command = (name, "--output", str(tmp_path / "o.parquet"), *words)
+    with monkeypatch.context() as patch:
+        patch.setattr(Consumer, "batches", slow)
+        assert consume(cluster, patch, look, *command) == 130
+    assert "The export is not complete." in capsys.readouterr().err
+    assert os.listdir(tmp_path) == ["o.parquet.part"]
+    assert pq.read_table(tmp_path / "o.parquet.part").num_rows > 0
+    assert consume(cluster, monkeypatch, _until_its_end, *command) == 0
+    assert os.listdir(tmp_path) == ["o.parquet"]
+
+
 def test_consume_with_output_option_overwrites_no_file_of_another_program(
     cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

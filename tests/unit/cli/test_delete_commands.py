@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from liftpy.client import Client
+from liftpy.client.admin import Admin
 from liftpy.config import StreamConfig
+from liftpy.errors import UnavailableError
 from liftpy.testing.memory import MemoryCluster, memory_cluster
 from tests.unit.cli import conftest as commands
 
@@ -239,3 +241,24 @@ def test_consume_output_option_with_a_too_long_file_name_exits_with_2(
     file = tmp_path / ("x" * (letters - len(suffix)) + suffix)
     code, _, err = run("consume", name, "--output", str(file))
     assert (code, "too long" in err, "Traceback" in err) == (2, True, False), err
+
+
+@pytest.mark.parametrize("words", [("purge", "--key", "k"), ("delete-records", "--before", "new")])
+def test_delete_command_that_fails_at_a_later_partition_names_the_partitions_with_deleted_records(
+    run: Run, cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    for method in ("purge", "truncate_before"):
+        request = getattr(Admin, method)
+
+        async def fails_later(
+            admin: Admin, stream: str, partition: int, *more: Any, request: Any = request, dry_run: bool = False, **named: Any
+        ) -> int:
+            if partition == 1 and not dry_run:
+                raise UnavailableError("No controller answered.")
+            return int(await request(admin, stream, partition, *more, dry_run=dry_run, **named))
+
+        monkeypatch.setattr(Admin, method, fails_later)
+    code, out, err = run("stream", words[0], name, *words[1:], "--yes", "--json")
+    error = json.loads(err)["error"]
+    assert (code, out, error["code"]) == (3, "", "UNAVAILABLE")
+    assert error["detail"].endswith("The records of partition 0 are deleted. Run the command again for the others.")

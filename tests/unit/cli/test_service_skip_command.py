@@ -75,6 +75,14 @@ async def test_service_command_without_partition_option_on_two_partitions_is_rej
     assert client.published == []
 
 
+async def test_service_skip_command_with_the_own_stream_for_dead_letters_is_rejected(decisions: list[Unit]) -> None:
+    """The service read the dead letter as its next record, and could not apply it either."""
+    client: Any = Asked(n1={"position": 5, "snapshot": 3})
+    with pytest.raises(ConfigError, match="--dead-letter-stream s is the stream of the service itself"):
+        await service.pass_over(client, "counter", "s", 0, Unit(5, ""), dead_letter="s")
+    assert decisions == []
+
+
 @pytest.fixture
 def decisions(monkeypatch: pytest.MonkeyPatch) -> list[Unit]:
     """Return the units of the decisions that were written."""

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from nats.aio.client import Client as NatsConnection
 
 from liftpy.client import Client, GroupOptions, PublishOptions, connect
 from liftpy.client.admin_requests import NodeRequests
@@ -145,6 +146,56 @@ async def test_nats_transport_publish_after_close_sends_nothing(nats_url: str) -
         await connection.close()
 
 
+async def test_calls_that_wait_end_when_the_application_connection_is_closed() -> None:
+    """nats-py also closes a connection by itself, after ``max_reconnect_attempts``. A group member then waited forever."""
+    async with memory_cluster(1) as cluster, asyncio.timeout(60):
+        connection = await cluster.nats()
+        client = await connect(connection)
+        await client.create_stream("orders", "shop.orders")
+        group = await client.group("billing", ["orders"])
+        queue = await client.queue("orders", "workers")
+        publisher, producer = await client.publisher("orders"), await client.producer("orders")
+        cluster.kill("n1")
+        receipt = await producer.send(b"one")
+        sent = await publisher.send(b"two")
+
+        async def acked() -> object:
+            return await receipt
+
+        waiting: list[Any] = [
+            anext(group),
+            anext(queue),
+            anext(aiter(client.consume("orders"))),
+            client.consume_many("orders").next(),
+        ]
+        waiting += [
+            client.services.call("bank", "orders", b"c", timeout_s=50),
+            client.publish("orders", b"three"),
+            sent,
+            acked(),
+        ]
+        tasks = [asyncio.ensure_future(one) for one in waiting]
+        await asyncio.sleep(0.1)
+        await connection.close()
+        errors = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(error) for error in errors] == [ClientClosedError] * 5 + [OutcomeUnknownError] * 3
+        for call in (client.publish("orders", b"x"), publisher.publish(b"x"), client.stream("orders"), group.take()):
+            with pytest.raises(ClientClosedError):
+                await call
+        await client.close()
+
+
+async def test_connect_with_a_nats_connection_that_is_not_open_raises_config_error() -> None:
+    """The first call failed with an AssertionError of nats-py, or waited for its whole timeout."""
+    async with memory_cluster(1) as cluster:
+        connection = await cluster.nats()
+        await (await connect(connection)).close()
+        await connection.close()
+        for unusable in (connection, NatsConnection()):
+            with pytest.raises(ConfigError, match="not connected, or is closed"):
+                await connect(unusable)
+
+
 def test_connect_with_an_empty_server_list_raises_config_error() -> None:
     with pytest.raises(ConfigError, match="No NATS URL is given"):
         check_urls(())
@@ -171,7 +222,7 @@ async def test_client_close_ends_the_wait_of_a_group_member_without_partitions()
     async with memory_cluster(1) as cluster, cluster.client() as first:
         await asyncio.to_thread(cluster.serve_groups)
         await first.create_stream("jobs", "jobs")
-        async with first.group("g", ["jobs"], options=options) as owner, asyncio.timeout(20):
+        async with first.group("g", ["jobs"], options=options) as owner, asyncio.timeout(60):
             while not owner.owned:
                 await asyncio.sleep(0.01)
             client = await cluster.client()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import pytest
@@ -318,7 +319,15 @@ async def test_client_methods_with_values_of_a_wrong_type_or_range_raise_config_
                 await cursor.commit(TOO_LARGE)
 
 
+async def _async_function(*_: object) -> int:
+    return 0
+
+
 WRONG_TYPES: dict[str, Callable[[Any], Any]] = {
+    "group on_assigned async": lambda client: client.group("g", ["orders"], on_assigned=_async_function),
+    "group on_revoked async": lambda client: client.group("g", ["orders"], on_revoked=partial(_async_function, 1)),
+    "group on_revoked": lambda client: client.group("g", ["orders"], on_revoked="revoked"),
+    "producer partitioner async": lambda client: client.producer("orders", partitioner=_async_function),
     "publish msg_id": lambda client: client.publish("orders", b"v", msg_id=7),
     "publish msg_id None": lambda client: client.publish("orders", b"v", msg_id=None),
     "post msg_id": lambda client: client.publish("orders", b"v", msg_id=b"id", ack=AckPolicy.NONE),
@@ -353,16 +362,30 @@ async def test_client_method_with_an_argument_of_a_wrong_type_raises_config_erro
             await call()
 
 
+async def test_group_with_a_hook_that_returns_an_awaitable_raises_config_error_on_reading() -> None:
+    """The member dropped the coroutine, so the hook of the application never ran."""
+    async with memory_cluster(1) as cluster, cluster.client() as client, asyncio.timeout(30):
+        await client.create_stream("orders", "shop.orders")
+
+        def on_assigned(keys: object) -> Any:
+            return _async_function(keys)
+
+        async with client.group("g", ["orders"], on_assigned=on_assigned) as group:
+            with pytest.raises(ConfigError, match="Invalid on_assigned: it returned an awaitable"):
+                await group.take()
+
+
 async def test_queue_and_producer_with_arguments_of_a_wrong_type_raise_config_error_and_continue() -> None:
     async with memory_cluster(1) as cluster, cluster.client() as client, asyncio.timeout(30):
         await asyncio.to_thread(cluster.serve_groups)
         await client.create_stream("orders", "shop.orders")
+        await client.create_stream("dead", "shop.dead")
         async with client.producer("orders") as producer:
             for wrong in ((b"%d" % number for number in range(2)), None, b"text"):
                 with pytest.raises(ConfigError, match="Use a list of bytes or None"):
                     await producer.send_many(wrong)  # type: ignore[arg-type]
             await producer.send_many([b"0"])
-        async with client.queue("orders", "workers", options=QueueOptions(dead_letters="orders")) as queue:
+        async with client.queue("orders", "workers", options=QueueOptions(dead_letters="dead")) as queue:
             (job,) = await queue.take(1)
             for wrong in (job, [job.record], None):
                 with pytest.raises(ConfigError, match="Use a list of jobs"):

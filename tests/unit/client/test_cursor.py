@@ -65,6 +65,20 @@ async def test_cursor_with_the_name_of_a_group_is_rejected(client: Client) -> No
                 await refused("workers")
 
 
+async def test_group_methods_with_the_name_of_a_cursor_are_rejected_and_change_nothing(client: Client) -> None:
+    """They deleted the cursor, or moved it and fenced its holder."""
+    key = (await client.stream("orders")).key(0)
+    async with client.cursor("nightly", "orders") as cursor:
+        await cursor.commit(5)
+        for work in (client.groups.describe("nightly"), client.groups.delete("nightly")):
+            with pytest.raises(NotFoundError, match="'nightly' is a cursor, not a consumer group"):
+                await work
+        with pytest.raises(GroupRejectedError, match="'nightly' is a cursor, not a consumer group"):
+            await client.groups.reset("nightly", {key: 0})
+        await cursor.commit(6)
+    assert await client.cursors.describe("nightly") == {key: 6}
+
+
 async def test_cursor_of_a_missing_partition_or_an_old_stream_is_rejected(client: Client) -> None:
     with pytest.raises(NotFoundError):
         await client.cursor("nightly", "nothing")

@@ -145,7 +145,7 @@ class Nats:
     def __init__(self) -> None:
         self.max_payload = 1 << 20
         self.pending_data_size = 0
-        self.is_connected = False
+        self.is_connected = self.is_closed = False
         self.calls: list[Any] = []
         self.fails: BaseException | None = None
         self.on_subscribe: Any = lambda: None

@@ -520,6 +520,8 @@ async def test_queue_rejects_invalid_names_and_options(client: Client) -> None:
         await client.queue("nobody", "w")
     with pytest.raises(NotFoundError):
         await client.queue("jobs", "w", options=QueueOptions(dead_letters="nobody"))
+    with pytest.raises(ConfigError, match=r"dead_letters is the stream of the queue itself \(jobs\)"):  # it never ended
+        await client.queue("jobs", "w", options=QueueOptions(dead_letters="jobs"))
     await client.create_stream("wild", "wild.*")
     await client.create_stream("silent", "silent", config=StreamConfig(ack_policy=AckPolicy.NONE))
     for stream in ("wild", "silent"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from liftpy.client.group import MOST_IN_HAND, Group, GroupCopy
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.partitioner import partition_of
-from liftpy.errors import PublishRejectedError
+from liftpy.errors import ConfigError, PublishRejectedError
 from liftpy.testing.memory import MemoryCluster, memory_cluster
 
 SOURCES, TARGETS = 2, 3
@@ -200,6 +201,26 @@ async def test_group_into_a_target_paused_too_long_raises_and_commits_only_copie
         again = await copying(client)
         await until_copied(client, 40)
         await end(*again)
+
+
+async def test_group_into_a_stream_that_the_group_reads_or_with_an_async_function_raises_config_error(
+    cluster: MemoryCluster,
+) -> None:
+    """A group of a pattern copied its own results again and again."""
+
+    async def async_bill(*_: object) -> list[tuple[bytes | None, bytes | None]]:
+        return []
+
+    async with cluster.client() as client:
+        await feed(client, 0, 3)
+        async with client.group("billing", ["orders", "b*"], options=SHORT) as group:
+            with pytest.raises(ConfigError, match=r"Group billing reads stream bills itself \(b\*\)"):
+                await group.into("bills", bills)
+            wrong: list[dict[str, Any]] = [{"transform": async_bill}, {"transform": bills, "partition_for": async_bill}]
+            for functions in wrong:
+                with pytest.raises(ConfigError, match="Use a function without async"):
+                    await group.into("others", **functions)
+        assert await copied(client) == wanted(0)
 
 
 async def test_group_into_raises_an_error_of_the_transform_function(cluster: MemoryCluster) -> None:

@@ -27,6 +27,7 @@ from tests.examples.bank import Bank
         ({"node": ""}, InvalidNameError),
         ({"output_stream": "x.y"}, InvalidNameError),
         ({"output_stream": "in"}, ConfigError),
+        ({"service": "groups"}, ConfigError),  # it would answer for the coordinators of groups
     ],
 )
 def test_service_settings_that_contradict_each_other_are_rejected(wrong: dict[str, Any], error: type[Exception]) -> None:

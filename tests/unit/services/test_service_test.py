@@ -16,6 +16,7 @@ from liftpy.core.services.outbox import MAX_OUTPUT_BYTES
 from liftpy.errors import ConfigError
 from liftpy.service import DivergedError, Record, Role, Service, ServiceFailedError
 from liftpy.testing import ServiceTest
+from liftpy.testing.memory import memory_cluster
 from tests.examples.bank import Bank
 
 
@@ -99,6 +100,49 @@ def test_service_test_harness_returns_outputs_with_their_source_offset() -> None
     assert test.outputs[1].headers == (("n", b"2"),)
     assert test.snapshot() == b'["one", "-"]'
     assert isinstance(test.service, Echo)
+
+
+class Upgraded(Echo):
+    """A service of version 2, which needs what ``on_version`` makes."""
+
+    version = 2
+
+    def on_start(self, snapshot: bytes | None) -> None:
+        self.suffix, self.words = json.loads(snapshot or b'["", []]')
+
+    def on_version(self, version: int) -> None:
+        self.suffix = f" of version {version}"
+        self.emit(b"upgraded")
+
+    def answer(self) -> bytes:
+        return (self.words[-1] + self.suffix).encode()
+
+    def take_snapshot(self) -> bytes:
+        return json.dumps([self.suffix, self.words]).encode()
+
+
+class FailsToUpgrade(Upgraded):
+    def on_version(self, version: int) -> None:
+        raise ArithmeticError("no upgrade")
+
+
+def test_service_test_harness_activates_the_version_of_the_code_before_the_first_record() -> None:
+    test = ServiceTest(Upgraded).send(b"one").restart().send(b"two")
+    outputs = [(output.value, output.offset) for output in test.outputs]
+    assert outputs == [(b"upgraded", 0), (b"one of version 2", 0), (b"two of version 2", 1)]
+    test.verify()
+    with pytest.raises(ServiceFailedError, match="ArithmeticError: no upgrade"):
+        ServiceTest(FailsToUpgrade)
+
+
+def test_memory_cluster_service_activates_the_version_of_the_code_before_the_first_record() -> None:
+    with memory_cluster(1) as cluster, cluster.sync_client() as client:
+        client.create_stream("words", "shop.words")
+        client.create_stream("answers", "shop.answers")
+        cluster.serve(Upgraded, "upgraded", "words", output_stream="answers")
+        client.publish("words", b"one")
+        cluster.wait_until(lambda: client.bounds("answers").end_offset == 2)
+        assert [record.value for record in client.consume("answers", until="end")] == [b"upgraded", b"one of version 2"]
 
 
 def test_service_test_harness_fires_timers_by_the_timestamps_of_records() -> None:

@@ -168,7 +168,7 @@ def test_service_version_that_is_not_a_positive_number_is_rejected() -> None:
         with pytest.raises(ConfigError, match="version"):
             started(type("Bad", (One,), {"version": version})())
     test = ServiceTest(Three).send(b"2").restart().send(b"1")
-    assert [output.value for output in test.outputs] == [b"6", b"9"]
+    assert [output.value for output in test.outputs] == [b"1006", b"1009"]
 
 
 # ---- who decides, and when -------------------------------------------------------------------------------------------------

@@ -216,6 +216,14 @@ class Session:
 
         self._run_client(work)
 
+    def on_position(self, group: str, stream: str) -> None:
+        """Let a group without members have a committed position."""
+
+        async def work(client: Any) -> None:
+            await client.groups.reset(group, {(await client.stream(stream)).key(0): 1})
+
+        self._run_client(work)
+
     def on_work(self, group: str, stream: str) -> None:
         """Let a worker take one record of a queue, without an ack."""
 
