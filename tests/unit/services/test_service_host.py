@@ -321,7 +321,7 @@ async def test_service_host_stores_its_state_on_request_and_at_stop(running: Any
     assert stored() == []
     await bus.tell(order(bus, 1, snapshotRequest=1))
     await bus.until(lambda: stored() == [3])
-    hello = await bus.until(lambda: len(bus.hellos[-1].snapshots) > 1 and bus.hellos[-1])
+    hello = await bus.until(lambda: bus.hellos[-1].figures.snapshotsStored and bus.hellos[-1])
     assert [told.position for told in hello.snapshots] == [0, 3], "at 0 it tells its parameters"
     assert (len(hello.snapshots[1].digest), hello.snapshotPosition) == (16, 3)
     assert [(point.position, point.version) for point in hello.replayPoints] == [(3, 1)]
