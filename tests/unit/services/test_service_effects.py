@@ -264,13 +264,6 @@ def test_service_effect_above_the_pending_limit_or_without_on_effect_fails_the_s
         test.send(b"remind")
 
 
-def test_service_machine_rejects_effects_from_another_thread() -> None:
-    machine = machine_of()
-    machine.is_apply_thread = lambda: False
-    with pytest.raises(ServiceFailedError, match="effect is"):
-        machine.apply([record(0, b"a")])
-
-
 # ---- the LEADER ------------------------------------------------------------------------------------------------------------
 class Writer:
     """A writer to a log in memory that applies each record. ``deaf``: appends are not acknowledged."""
