@@ -403,21 +403,6 @@ async def test_service_effect_runner_retries_a_handler_that_raises_no_ordinary_e
     bench.task.cancel()
 
 
-async def test_service_effect_runner_appends_the_result_again_after_a_lost_append(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("liftpy.service.effect_runner._FIRST_WAIT_S", 0.01)
-    monkeypatch.setattr("liftpy.service.effect_runner._APPLIED_WITHIN_S", 0.05)
-    bench = Bench(machine_of())
-    bench.writer.deaf, bench.writer.applies = True, False
-    bench.machine.apply([record(0, b"a")])
-    await bench.until(lambda: "UNAVAILABLE" in bench.runner.problem)
-    bench.writer.deaf = False
-    await bench.until(lambda: len(bench.writer.appended) >= 2)
-    bench.writer.applies = True
-    await bench.until(lambda: not len(bench.machine.effects))
-    assert bench.machine.snapshot().state == b"order:a charge:a:paid-a"
-    bench.task.cancel()
-
-
 async def test_service_effect_runner_after_a_failed_append_appends_the_same_result_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
