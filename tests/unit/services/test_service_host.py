@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -119,6 +120,7 @@ async def test_service_host_registers_applies_records_and_deregisters_on_stop(ru
     first = bus.hellos[0]
     assert (first.service, first.stream, first.partition) == ("sum", "in", 0)
     assert (first.first, first.leaving, first.position, first.streamUid) == (True, False, 0, "")
+    assert (first.version, first.activeVersion) == (0, 0), "there is no state yet"
     assert first.instance
     with pytest.raises(DataDirectoryLockedError):
         ServiceLock(tmp_path, "sum", "in", 0)
@@ -179,7 +181,15 @@ async def test_service_host_reports_an_error_text_that_no_message_can_hold(
     log.append(1)
     await bus.tell(order(bus, 1))
     await bus.until(lambda: task.done() or reported in bus.hellos[-1].problem)
-    assert not task.done(), "it waits for a decision to skip the record"
+    assert (task.done(), bus.hellos[-1].failing) == (False, True), "it waits for a decision to skip the record"
+
+
+async def test_service_host_sends_heartbeats_at_the_heartbeat_interval(running: Any) -> None:
+    bus, *_ = running
+    await bus.tell(order(bus, 1))
+    count = len(bus.hellos)
+    async with asyncio.timeout(20):
+        await bus.until(lambda: len(bus.hellos) > count + 20)
 
 
 async def test_service_host_registers_again_after_its_node_was_unreachable(running: Any) -> None:
@@ -321,7 +331,7 @@ async def test_service_host_stores_its_state_on_request_and_at_stop(running: Any
     assert stored() == []
     await bus.tell(order(bus, 1, snapshotRequest=1))
     await bus.until(lambda: stored() == [3])
-    hello = await bus.until(lambda: len(bus.hellos[-1].snapshots) > 1 and bus.hellos[-1])
+    hello = await bus.until(lambda: bus.hellos[-1].figures.snapshotsStored and bus.hellos[-1])
     assert [told.position for told in hello.snapshots] == [0, 3], "at 0 it tells its parameters"
     assert (len(hello.snapshots[1].digest), hello.snapshotPosition) == (16, 3)
     assert [(point.position, point.version) for point in hello.replayPoints] == [(3, 1)]
@@ -340,6 +350,44 @@ async def test_service_host_stores_its_state_on_request_and_at_stop(running: Any
     made.stop()
     await task
     assert stored() == [3, 5]
+
+
+async def test_service_host_rejects_a_change_of_the_state_by_an_effect_while_it_applies_a_record(
+    running: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus, _, _, log = running
+    applying, tried = threading.Event(), threading.Event()
+    errors: list[str] = []
+
+    def on_record(service: Quiet, record: Record) -> None:
+        if record.offset == 0:
+            service.effect("charge", b"")
+        else:
+            applying.set()
+            tried.wait(30)
+
+    def on_effect(service: Quiet, effect: Effect) -> bytes:
+        applying.wait(30)
+        try:
+            service.set_timer("t", 1)
+        except ServiceFailedError as error:
+            errors.append(str(error))
+        tried.set()
+        return b""
+
+    async def append(*_: Any) -> int:
+        return 2
+
+    monkeypatch.setattr(RecordWriter, "append", append)
+    monkeypatch.setattr(Quiet, "on_record", on_record)
+    monkeypatch.setattr(Quiet, "on_effect", on_effect)
+    log.append(1)
+    await bus.tell(order(bus, 1, role=pb.SERVICE_LEADER, leads=True))
+    await bus.until(lambda: bus.hellos[-1].figures.effectsWaiting)
+    log.append(1)
+    await bus.until(lambda: bus.hellos[-1].position == 2)
+    assert len(errors) == 1
+    assert "set_timer is allowed only in on_record" in errors[0]
 
 
 async def test_service_host_with_a_snapshot_before_the_first_record_reports_the_digest_of_its_parameters_for_position_0(
@@ -470,6 +518,7 @@ async def test_service_host_that_produces_outputs_again_remains_leader_while_its
         outbox.outputs_committed(len(produced))
     assert produced == [b"v%d" % offset for offset in range(30)]
     assert made.leads
+    await bus.until(lambda: bus.hellos[-1].figures.sinceOutputMs > 20)
     await bus.tell(order(bus, 4, leaderEpoch=4))
     assert not made.leads, "its node does not lead"
     made.stop()

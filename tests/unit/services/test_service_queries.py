@@ -111,6 +111,12 @@ def test_service_test_harness_query_that_changes_the_state_raises_diverged() -> 
 
 
 # ---- the server ------------------------------------------------------------------------------------------------------
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let queries wait longer than a busy machine can delay a test."""
+    monkeypatch.setattr("liftpy.service.query_server.PendingQueries", partial(PendingQueries, patience_s=60.0))
+
+
 class Bus:
     """A connection and a client in memory. ``end_offset`` is the committed end of the leader. None: no leader."""
 

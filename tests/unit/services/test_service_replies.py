@@ -213,7 +213,10 @@ class Bus:
         self.sent.append((subject, payload, headers))
 
 
-async def test_service_reply_sender_sends_only_as_leader_and_waits_for_the_connection() -> None:
+async def test_service_reply_sender_sends_only_as_leader_and_waits_for_the_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("liftpy.service.reply_sender._IDLE_CHECK_S", 3600.0)
     bus, buffer, instance = Bus(), ReplyBuffer(), SimpleNamespace(leads=False, emitted_end=1)
     settings = ServiceSettings("adder", "in", "n1", Path("unused"))
     replier = Replier(bus, settings, buffer, instance)  # type: ignore[arg-type]
@@ -233,6 +236,7 @@ async def test_service_reply_sender_sends_only_as_leader_and_waits_for_the_conne
     instance.emitted_end = 2
     await until(lambda: len(bus.sent) == 2)
     assert bus.sent[1][2]["Lift-Error"] == "PASSED_OVER"
+    await asyncio.sleep(0.05)  # it waits for new replies
     for offset, to in enumerate(("orders.new", "_INBOX.*", "$SYS.x", "\udcff"), 5):
         buffer.add(replace(reply(offset), to=to))
     buffer.add(reply(20, 5000))

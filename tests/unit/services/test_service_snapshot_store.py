@@ -107,6 +107,18 @@ def test_service_snapshot_store_keeps_older_snapshots_if_the_new_snapshot_cannot
     assert store(tmp_path).newest() == snapshot(10)
 
 
+def test_service_snapshot_store_on_a_disk_that_loses_a_write_does_not_store_the_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = store(tmp_path)
+    found.save(snapshot(10), 0)
+    older, read = snapshot(10).encode(), Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: older if path.suffix == ".tmp" else read(path))
+    with pytest.raises(StorageError, match="differs from what was written"):
+        found.save(snapshot(20), 0)
+    assert found.positions() == [10]
+
+
 def test_service_snapshot_store_with_a_snapshot_of_a_newer_format_raises_and_keeps_the_file(tmp_path: Path) -> None:
     found = store(tmp_path)
     found.save(snapshot(10), 0)

@@ -506,7 +506,11 @@ async def test_service_that_is_no_leader_any_more_ends_its_search_for_a_snapshot
     await node.close()
 
 
-async def test_service_record_feeder_overtaken_by_retention_fetches_a_later_snapshot(bus: Bus, tmp_path: Path) -> None:
+@pytest.mark.parametrize("reads", [True, False])
+async def test_service_record_feeder_overtaken_by_retention_fetches_a_later_snapshot(
+    bus: Bus, tmp_path: Path, reads: bool
+) -> None:
+    """The node reports the new log start with a read, or with an order while a read has no answer."""
     log = FakeLog()
     log.append(5)
     fetched: list[int] = []
@@ -520,11 +524,19 @@ async def test_service_record_feeder_overtaken_by_retention_fetches_a_later_snap
     behind = Node(log, tmp_path / "n1", fetcher=SimpleNamespace(fetch=fetch, tried="nothing"))
     await behind.start()
     await behind.at(5)
+    if not reads:
+        fetches, log.deaf = log.fetches, True
+        behind.feeder.ask_again()
+        await until(lambda: log.fetches > fetches)
+        log.deaf = False
     log.append(55)
     log.log_start = 50
-    behind.feeder.ask_again()
+    if reads:
+        behind.feeder.ask_again()
+    else:
+        behind.become(Role.FOLLOWER, 2)
     await behind.at(60)
-    assert fetched == [6]
+    assert fetched == [6 if reads else 50]
     await behind.close()
 
 

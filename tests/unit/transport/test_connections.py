@@ -21,6 +21,7 @@ from liftpy.core.replication.inflight_limits import NodeInflight
 from liftpy.core.replication.lease import GRACES_NS, INGEST
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.errors import UnavailableError
+from liftpy.nats.blocking_connection import open_blocking_connection
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.connection import StrictConnection
 from liftpy.nats.credentials import Credentials
@@ -139,6 +140,15 @@ async def test_connection_closed_by_the_server_reconnects_and_logs_the_reconnect
     await until(lambda: len(got) == 2, "what the new connection brings")
     assert got == [b"1", b"2"]
     await bus.stop()
+
+
+async def test_blocking_connection_answers_a_ping_of_the_server(fake: tuple[FakeServer, str]) -> None:
+    server, url = fake
+    connection = await open_blocking_connection(url)
+    assert connection is not None
+    server.says(b"PING\r\n")
+    await until(lambda: b"PONG\r\n" in server.lines)
+    connection.close()
 
 
 async def test_connection_closed_during_a_reconnect_leaves_no_task_and_stays_closed(fake: tuple[FakeServer, str]) -> None:

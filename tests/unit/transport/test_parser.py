@@ -132,17 +132,12 @@ def test_parser_closes_the_connection_at_bytes_that_are_not_nats_protocol(data: 
         run([data[at : at + 1024] for at in range(0, len(data), 1024)])
 
 
-def test_parser_after_a_reconnect_drops_bytes_of_the_old_connection() -> None:
-    got, client = [], FakeClient()
-    parser = SinkParser(client, {b"1": lambda *message: got.append(message)})
-
-    async def process_err(text: str) -> None:
-        parser.reset()  # as nats-py does when it begins to reconnect
-
-    client._process_err = process_err  # type: ignore[method-assign]
-    asyncio.run(parser.parse(b"-ERR 'Stale Connection'\r\n" + wire(MESSAGES[0]) + b"MSG a.b 1 1"))
-    asyncio.run(parser.parse(wire(MESSAGES[1])))
-    assert got == [MESSAGES[1]]
+def test_parser_counts_and_skips_a_message_with_a_subject_outside_of_its_subscription() -> None:
+    got: list[tuple[bytes, ...]] = []
+    parser = SinkParser(FakeClient(), {b"1": lambda *message: got.append(message)})
+    parser.expect(1, "a.b")
+    asyncio.run(parser.parse(wire((b"x.y", b"", b"hi", b"")) + wire(MESSAGES[0])))
+    assert (got, parser.errors) == ([MESSAGES[0]], {"foreign_subject": 1})
 
 
 @pytest.mark.parametrize(

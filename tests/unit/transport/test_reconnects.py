@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -11,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
+import nkeys
 import pytest
 from nats.aio.transport import TcpTransport
 
@@ -160,6 +162,31 @@ async def test_connection_sends_the_acks_that_it_wrote_shortly_before_a_loss_onc
     await bus.stop()
 
 
+async def test_transport_publish_during_a_reconnect_is_sent_after_it(server: FakeServer) -> None:
+    transport = Transport(await open_connection(await server.start()))
+    server.mute = True
+    server.disconnect()
+    await until(lambda: server.owed == 1)
+    await transport.publish("a.b", b"kept")
+    server.mute = False
+    server.says(b"PONG\r\n")
+    await until(lambda: b"kept\r\n" in server.lines)
+    await transport.close()
+
+
+async def test_connection_after_a_reconnect_calls_its_own_and_the_given_callback(server: FakeServer) -> None:
+    called: list[str] = []
+
+    async def reconnected() -> None:
+        called.append("given")
+
+    connection = await open_connection(await server.start(), reconnected_cb=reconnected)
+    connection.on_reconnected.append(lambda: called.append("own"))
+    server.disconnect()
+    await until(lambda: called == ["own", "given"])
+    await connection.close()
+
+
 # ---- several servers -------------------------------------------------------------------------------------------------
 async def test_connection_to_a_discovered_server_uses_the_user_of_the_url(server: FakeServer) -> None:
     """nats-py alone would connect without a user, and the server would reject it for as long as the first one is down."""
@@ -269,6 +296,64 @@ async def test_credentials_that_change_during_a_reconnect_are_used(server: FakeS
     await bus.stop()
 
 
+def write_seed(path: Path, number: int) -> Credentials:
+    path.write_bytes(nkeys.encode_seed(bytes([number]) * 32, nkeys.PREFIX_BYTE_USER))
+    return Credentials(nkey_seed_file=str(path))
+
+
+def nkeys_used(server: FakeServer) -> list[str]:
+    return [json.loads(line[8:])["nkey"] for line in server.lines if line.startswith(b"CONNECT ")]
+
+
+@pytest.fixture
+def nkey_server(server: FakeServer) -> FakeServer:
+    server.info = server.info.replace(b"}", b',"auth_required":true,"nonce":"n"}')
+    return server
+
+
+async def test_connection_with_renewed_credentials_does_not_read_the_files_of_the_old_ones(
+    nkey_server: FakeServer, tmp_path: Path
+) -> None:
+    first, second = (write_seed(tmp_path / f"seed{number}", number) for number in (1, 2))
+    connection = await open_connection(await nkey_server.start(), credentials=first)
+    await connection.renew(second.nats_options())
+    await until(lambda: connection.is_connected and connection.stats["reconnects"] == 1)
+    used = nkeys_used(nkey_server)
+    assert len(used) == len(set(used)) == 2
+    await connection.close()
+
+
+async def test_connection_to_a_server_that_is_down_keeps_the_new_content_of_its_files(
+    nkey_server: FakeServer, tmp_path: Path
+) -> None:
+    """Only a failed handshake says that the content may be wrong."""
+    errors: list[Exception] = []
+
+    async def note(error: Exception) -> None:
+        errors.append(error)
+
+    def refused() -> int:
+        return sum(isinstance(error, ConnectionRefusedError) for error in errors)
+
+    file = tmp_path / "seed"
+    connection = await open_connection(await nkey_server.start(), credentials=write_seed(file, 1), error_cb=note)
+    nkey_server.mute = True
+    nkey_server.disconnect()
+    await until(lambda: nkey_server.owed == 1)
+    write_seed(file, 2)
+    nkey_server.close()
+    await until(lambda: refused() > 0)
+    file.unlink()
+    count = refused() + 3
+    await until(lambda: refused() >= count)
+    nkey_server.mute = False
+    await nkey_server.start(nkey_server.port)
+    await until(lambda: connection.is_connected)
+    first, again, last = nkeys_used(nkey_server)
+    assert first == again != last
+    await connection.close()
+
+
 # ---- errors of the server --------------------------------------------------------------------------------------------
 async def test_flood_of_permission_errors_is_counted_and_logged_in_few_lines(
     server: FakeServer, caplog: pytest.LogCaptureFixture
@@ -298,6 +383,33 @@ async def test_denied_request_raises_the_error_and_does_not_log_it(
     server.says(b"-ERR 'Permissions Violation for Publish to \"other\"'\r\n")
     await until(lambda: any("other" in line for line in caplog.messages))
     assert not any("orders" in line for line in caplog.messages)
+    await transport.close()
+
+
+async def test_transport_whose_inbox_was_denied_replaces_its_subscription(server: FakeServer) -> None:
+    transport = Transport(await open_connection(await server.start()))
+
+    def sids(command: bytes) -> list[bytes]:
+        return [line.split()[1 if command == b"UNSUB" else -1] for line in server.lines if line.split()[0] == command]
+
+    async with transport.expect_answer("orders", 5) as (reply, coming):
+        inbox = reply.rpartition(".")[0]
+        server.says(b"-ERR 'Permissions Violation for Subscription to \"%b.*\"'\r\n" % inbox.encode())
+        with pytest.raises(NotAllowedError, match="be answered"):
+            await coming
+    async with transport.expect_answer("orders", 5):
+        pass
+    await until(lambda: sids(b"UNSUB") == sids(b"SUB")[:1] and len(sids(b"SUB")) == 2)
+    await transport.close()
+
+
+async def test_transport_that_expects_an_answer_ignores_other_messages_to_its_reply_subject(server: FakeServer) -> None:
+    transport = Transport(await open_connection(await server.start()))
+    async with transport.expect_answer("orders", 5, lambda message: message.data == b"right") as (reply, coming):
+        sid = next(line.split()[-1] for line in server.lines if line.startswith(b"SUB "))
+        for word in (b"wrong", b"right"):
+            server.says(b"MSG %b %b 5\r\n%b\r\n" % (reply.encode(), sid, word))
+        assert (await coming).data == b"right"
     await transport.close()
 
 
