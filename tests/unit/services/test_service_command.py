@@ -113,7 +113,7 @@ async def test_service_command_stops_all_instances_on_sigterm(monkeypatch: pytes
     task = instances.begin((0, 1))
     await instances.until({0, 1})
     os.kill(os.getpid(), signal.SIGTERM)
-    await task
+    await asyncio.wait_for(task, 60)
     assert sorted(instances.ended) == [(0, "stopped"), (1, "stopped")]
 
 
