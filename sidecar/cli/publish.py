@@ -75,7 +75,7 @@ class _Report:
     first_error: LiftError | None = None
     sent: int = 0
     waiting: set[int] = field(default_factory=set)
-    """Lines that are sent and not answered: at most the window."""
+    """Lines that are sent and not acknowledged: at most the window."""
     rejected: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -106,7 +106,6 @@ class _Report:
 
     def refused_line(self, line: int, error: LiftError) -> None:
         """Count a line that failed. Store the error of the failed line with the lowest number."""
-        self.waiting.discard(line)
         self.refused += 1
         self.rejected.set()
         if self.first_error is None or line < self.first_refused_line:

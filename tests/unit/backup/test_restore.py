@@ -45,6 +45,7 @@ from liftpy.nats.credentials import Credentials
 from liftpy.testing.memory import memory_cluster
 from sidecar.backup import drill as drill_module
 from sidecar.backup import restore as restore_module
+from sidecar.backup.create import BackupResult
 from sidecar.backup.drill import DrillResult
 from sidecar.backup.restore import (
     NOTHING_WIDE,
@@ -290,19 +291,27 @@ async def test_restore_without_an_answer_to_its_create_request_removes_only_its_
     assert world.done == [*deleted, ("remove_node", HELPER)]
 
 
-@pytest.mark.parametrize("as_json", [False, True])
-def test_backup_drill_with_remaining_copies_exits_with_4(
-    as_json: bool, manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_backup_create_names_the_streams_that_were_deleted_during_the_backup(
+    manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left = ("liftpy stream delete drill-1-0",)
+    monkeypatch.setattr(module, "with_client", lambda *_, **__: BackupResult(manifest, 12, 0.5, ("bills", "prices")))
+    ended = CliRunner().invoke(module.create, [str(tmp_path)])
+    assert "deleted while it ran: bills, prices" in ended.stdout
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize(("left", "code"), [(("liftpy stream delete drill-1-0",), 4), ((), 0)])
+def test_backup_drill_with_remaining_copies_exits_with_4(
+    left: tuple[str, ...], code: int, as_json: bool, manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     result = DrillResult(
         backup=manifest.backup, streams=1, partitions=1, records=1, size_bytes=1, served_s=1.0, rto_s=1.0, compared_s=1.0,
         rpo_s=1.0, left=left,
     )  # fmt: skip
     monkeypatch.setattr(module, "with_client", lambda *_, **__: result)
     ended = CliRunner().invoke(module.drill_, [str(tmp_path), *(["--json"] if as_json else [])], standalone_mode=False)
-    assert ended.return_value == 4
-    assert (json.loads(ended.stdout)["left"] == list(left)) if as_json else (left[0] in ended.stderr)
+    assert ended.return_value == code
+    assert (json.loads(ended.stdout)["left"] == list(left)) if as_json else all(command in ended.stderr for command in left)
 
 
 async def test_restore_whose_helper_node_fails_to_start_removes_that_node(manifest: Manifest) -> None:
@@ -783,7 +792,7 @@ def test_restore_with_remaining_manual_steps_exits_with_4(
         assert ended.exception is None
         assert ended.return_value == (4 if left or "h" in cursors else 0)
         assert options.pop()["wide"] == wanted, "a cluster's, not a stream's"
-    assert ("liftpy backup cursors" in ended.output) == ("h" in cursors)
+    assert ("To set the missing positions later: liftpy backup cursors" in ended.stderr) == ("h" in cursors)
     assert ("liftpy settings default-quota" in ended.output) == left
     assert ("session times: session 5.5 s, lease 4 s" in ended.output) == bool(settings)
     as_json = CliRunner().invoke(module.restore, [str(tmp_path), "--all", "--json"], standalone_mode=False)

@@ -71,5 +71,7 @@ def test_help_of_a_command_lists_connection_options_in_the_last_section(run: Run
     assert "--json" in own
     assert "--nats" not in own
     assert "'liftpy --help' describes them" in " ".join(connection.split())
-    described = run("--help")[1].partition("Connection options (before or after the command):")[2]
+    own, _, described = run("--help")[1].partition("Connection options (before or after the command):")
+    assert "--version" in own
+    assert "--nats" not in own
     assert {f"LIFTPY_{name.upper()}" for name in SHARED_OPTIONS} <= set(re.findall(r"env:\s*(\w+)", described))

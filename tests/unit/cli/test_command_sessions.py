@@ -16,7 +16,7 @@ import click
 import pytest
 
 from liftpy.client import Client
-from liftpy.errors import ConfigError, NotFoundError, UnavailableError
+from liftpy.errors import ConfigError, NotAllowedError, NotFoundError, UnavailableError
 from sidecar.cli import consume, controllers, output, session
 from sidecar.disk.data_folder import DataDirectory
 from sidecar.metadata.identity import NodeFile
@@ -55,6 +55,21 @@ def test_command_that_raises_an_error_exits_with_the_code_of_the_error(
 
 def _raise(error: BaseException) -> None:
     raise error
+
+
+def test_command_passes_an_error_that_python_ignores_to_the_hook_of_the_process(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken:
+        def __del__(self) -> None:
+            raise ValueError("a bug")
+
+    reported: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda ignored: reported.append(ignored.exc_type))
+    monkeypatch.setattr("sidecar.cli.controllers.with_client", lambda *_: Broken() and None)
+    monkeypatch.setattr("sidecar.cli.controllers._show", lambda _: None)
+    assert run("controllers")[0] == 0
+    assert reported == [ValueError]
 
 
 @pytest.mark.parametrize("words", ["--help", "stream --help", "context list"])
@@ -193,6 +208,22 @@ def test_client_session_closes_its_connection_after_success_and_after_an_error(
         assert session.with_client(target, work) == 5
     assert given == [(target.nats, "ns", target.credentials)]
     assert ended == ["closed"]
+
+
+@pytest.mark.parametrize(
+    ("permissions", "advice"),
+    [("", ""), ("--role reader", " This command needs those of `liftpy permissions --role reader`.")],
+)
+def test_client_session_without_a_permission_names_the_permissions_of_a_command_that_needs_several_roles(
+    permissions: str, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def connect(*_: object, **__: object) -> Client:
+        raise NotAllowedError("denied.")
+
+    monkeypatch.setattr(session, "connect", connect)
+    with pytest.raises(NotAllowedError) as denied:
+        session.with_client(Target(), lambda _: asyncio.sleep(0), permissions=permissions)
+    assert str(denied.value) == f"denied.{advice}"
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,19 @@ def test_log_repair_that_loses_records_makes_the_next_start_register_an_unclean_
     assert stopped() == PreviousProcess(1, False, False)
 
 
+def test_log_repair_of_a_log_without_committed_records_makes_all_replicas_leave_their_isrs(folder: Path, run: Run) -> None:
+    """After an unclean stop, only the stored high watermark shows that records are missing."""
+    held = DataDirectory(folder.parent.parent.parent)
+    NodeFile(held, "a").begin(1)
+    held.close()
+    first, *later = sorted(folder.glob("*.log"))
+    for other in later:
+        other.unlink()
+    first.write_bytes(first.read_bytes()[:-5])
+    code, text = run.joined("log", "repair", str(folder))
+    assert (code, "all replicas of this node leave their ISRs" in text) == (0, True), text
+
+
 @pytest.mark.parametrize(("no_color", "is_red"), [("", True), ("1", False)])
 def test_log_dump_on_a_terminal_shows_damage_in_color_unless_no_color_is_set(no_color: str, is_red: bool, folder: Path) -> None:
     last = sorted(folder.glob("*.log"))[-1]

@@ -25,8 +25,11 @@ class Cli(Commands):
     def __init__(self, moved: Moved, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self.moved = moved
         self.sizes: dict[int, int] = {}
+        self.unknown: dict[str, list[str]] = {}
+        """Node -> its directories of streams that the cluster does not know."""
         client = client_of(moved.driver, lambda: moved.step())
         monkeypatch.setattr(client.admin, "node_status", self.node_status)
+        monkeypatch.setattr(client.admin, "node_health", self.node_health)
         monkeypatch.setattr(reassignment, "POLL_S", 0.0)
         super().__init__(client, (node, partition, rebalance, status, stream), monkeypatch, capsys)
 
@@ -39,6 +42,9 @@ class Cli(Commands):
             if node_id in p.replicas
         ]
         return {"partitions": said}
+
+    async def node_health(self, node_id: str, _timeout_s: float = 0) -> dict[str, Any]:
+        return {"unknown_streams": self.unknown.get(node_id, [])}
 
 
 @pytest.fixture
@@ -95,6 +101,25 @@ def test_node_drain_of_leaderless_partitions_prints_the_partitions_and_the_elect
     assert (code, "they are on their way" in said, said.count(why)) == (2, True, 1)
     run.moved.driver.delete("orders")
     assert run("node", "remove", "b")[0] == 0
+
+
+def test_node_remove_waits_until_the_node_has_stopped(run: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    descriptions: list[int] = []
+
+    def step() -> None:
+        descriptions.append(1)
+        if len(descriptions) == 2:
+            run.moved.driver.fence("b")
+
+    monkeypatch.setattr(run.moved, "step", step)
+    assert run.json("node", "remove", "b")["removed"]
+
+
+def test_status_command_names_the_data_of_streams_that_the_cluster_does_not_know(run: Cli) -> None:
+    run.sizes, run.unknown = {0: GB}, {"b": ["bills-u1"]}
+    found = {one["node_id"]: one["unknown_streams"] for one in run.json("status")["nodes"]}
+    assert found == {"a": [], "b": ["bills-u1"], "c": [], "d": [], "e": []}
+    assert "b keeps data of streams that the cluster does not know: bills-u1" in run("status")[1]
 
 
 def test_node_drain_prints_streams_whose_replicas_no_other_node_can_host(run: Cli) -> None:

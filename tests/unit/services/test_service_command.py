@@ -56,11 +56,18 @@ class Instances:
         self.ended: list[tuple[int, str]] = []
         self.connections = 0
 
-        async def connect(settings: ServiceSettings, target: Target) -> Any:
+        self.refusals = 0
+        """Number of attempts that find no NATS server."""
+
+        async def connect(*_: object, **__: object) -> Any:
+            if self.refusals:
+                self.refusals -= 1
+                raise UnavailableError("connection refused")
             self.connections += 1
             return SimpleNamespace(close=self.close)
 
-        monkeypatch.setattr(service, "_connect", connect)
+        monkeypatch.setattr(service, "open_connection", connect)
+        monkeypatch.setattr(service, "_CONNECT_AGAIN_S", 0)
         monkeypatch.setattr(service, "Transport", lambda connection: connection)
         monkeypatch.setattr(service, "ServiceHost", self.host)
 
@@ -107,7 +114,7 @@ async def test_service_command_stops_all_instances_on_sigterm(monkeypatch: pytes
     task = instances.begin((0, 1))
     await instances.until({0, 1})
     os.kill(os.getpid(), signal.SIGTERM)
-    await task
+    await asyncio.wait_for(task, 60)
     assert sorted(instances.ended) == [(0, "stopped"), (1, "stopped")]
 
 
@@ -131,9 +138,20 @@ async def test_service_command_for_all_partitions_waits_until_the_stream_exists(
             return SimpleNamespace(partitions=found)
 
     monkeypatch.setattr(service, "Client", Asked)
-    monkeypatch.setattr(service, "_CONNECT_AGAIN_S", 0)
     task = instances.begin(None)
     await instances.until({0, 1, 2})
     os.kill(os.getpid(), signal.SIGTERM)
     await task
     assert (instances.connections, instances.closed) == (4, 4)
+
+
+async def test_service_command_without_a_nats_server_logs_it_once_and_starts_when_the_server_is_there(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    instances = Instances(monkeypatch)
+    instances.refusals = 3
+    task = instances.begin((0,))
+    await instances.until({0})
+    assert caplog.messages == ["NATS connection failed error=connection refused: retrying"]
+    instances.running[0].set_result(None)
+    await task

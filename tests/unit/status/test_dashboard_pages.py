@@ -693,11 +693,12 @@ def test_dashboard_chart_marks_an_event_on_the_rows_of_its_nodes() -> None:
 
 
 def test_dashboard_merged_metrics_have_a_label_per_node() -> None:
-    text = '# HELP liftpy_x X.\n# TYPE liftpy_x counter\nliftpy_x_total{a="1"} 3.0\nliftpy_y 4.0\n'
-    more = 'liftpy_y 1.0\nevil{node="n1"} 7\n{}\nx y z\nliftpy_info{node="z\\"3",rack="r"} 1.0\n'
+    text = '# TYPE liftpy_h histogram\n# HELP liftpy_x X.\n# TYPE liftpy_x counter\nliftpy_x_total{a="1"} 3.0\nliftpy_y 4.0\n'
+    more = 'liftpy_y 1.0\nliftpy_h_count 1.0\nevil{node="n1"} 7\n{}\nx y z\nliftpy_info{node="z\\"3",rack="r"} 1.0\n'
     made = together({"n2": text, "n1": text.replace("3.0", "5.0"), 'z"3': more})
     assert made.splitlines() == [
-        "# HELP liftpy_x X.", "# TYPE liftpy_x counter", 'liftpy_x_total{a="1",node="n1"} 5.0', 'liftpy_x_total{a="1",node="n2"} 3.0',
+        "# TYPE liftpy_h histogram", 'liftpy_h_count{node="z\\"3"} 1.0', "# HELP liftpy_x X.", "# TYPE liftpy_x counter",
+        'liftpy_x_total{a="1",node="n1"} 5.0', 'liftpy_x_total{a="1",node="n2"} 3.0',
         'liftpy_y{node="n1"} 4.0', 'liftpy_y{node="n2"} 4.0', 'liftpy_y{node="z\\"3"} 1.0', 'liftpy_info{node="z\\"3",rack="r"} 1.0',
     ]  # fmt: skip
 

@@ -232,6 +232,21 @@ async def test_connection_on_hold_writes_its_messages_on_release(bus: BusConnect
     await until(lambda: got == [b"0", b"1", b"2"], "what was held")
 
 
+async def test_connection_writes_the_answers_to_a_read_before_the_event_loop_does_other_work(bus: BusConnection) -> None:
+    unsent_bytes: list[int] = []
+
+    def answer(*_: bytes) -> None:
+        asyncio.get_running_loop().call_soon(lambda: unsent_bytes.append(bus.unsent_bytes))
+        for _ in range(2 * connection_module.AT_ONCE):
+            bus.send("w.answer", [b"x"])
+
+    bus.listen("w.request", answer)
+    await bus.flush()
+    bus.send("w.request", [b""])
+    await until(lambda: bool(unsent_bytes), "the request arrives")
+    assert unsent_bytes == [0]
+
+
 async def test_connection_send_returns_false_if_the_server_does_not_read_and_the_buffer_is_full(server: NatsServer) -> None:
     settings = NodeSettings("n1", Path("unused"), nats=(server.url,))
     bus = await open_bus(settings, lambda: BusConnection("test", 2_000_000))

@@ -202,6 +202,7 @@ async def test_ingest_connection_with_a_full_buffer_leaves_messages_in_the_serve
     fake: tuple[FakeServer, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("liftpy.core.publish.backpressure._BLIND_NS", 1 << 60)
+    monkeypatch.setattr("sidecar.transport.ingest_connection._BURST_NS", 1 << 60)  # on a slow machine, a thread would read
     server, url = fake
     node = NodeInflight(full_count=1)
     bus = await inflow(url, node, buffer_bytes=100_000)

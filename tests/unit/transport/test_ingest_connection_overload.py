@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from liftpy.core.wire.subjects import SERVER_CONNECTIONS
 from sidecar.dev.nats_server import NatsServer
 from sidecar.runtime import clock
 from sidecar.runtime.settings import NodeSettings
+from sidecar.transport import ingest_connection
 from sidecar.transport.connection import BusConnection, open_bus
 from sidecar.transport.ingest_connection import IngestConnection
 from sidecar.transport.parser import IngestParser
@@ -151,11 +153,15 @@ async def test_ingest_connection_in_a_burst_delivers_a_message_to_an_idle_event_
     fake.close()
 
 
-async def test_ingest_connection_with_unparsable_bytes_drops_them_and_reconnects(asks: BusConnection) -> None:
+@pytest.mark.parametrize(
+    "line", [b"HELLO there\r\n", b"-ERR 'Permissions Violation for Publish to \"x\"'\r\n"], ids=["not NATS", "a callback fails"]
+)
+async def test_ingest_connection_with_unparsable_bytes_drops_them_and_reconnects(line: bytes, asks: BusConnection) -> None:
     fake, taker = FakeServer(), IngestRecorder()
     await taker.connect(await fake.start(), asks, MIB)
+    taker.bus.on_denial(lambda is_publish, subject: {}[subject])
     taker.node.full_count = 1
-    fake.says(message(b"1") + b"HELLO there\r\n" + message(b"2"))
+    fake.says(message(b"1") + line + message(b"2"))
     await until(lambda: taker.bus.waiting_bytes > 0, "it is buffered")
     taker.node.full_count = 0
     await until(lambda: taker.bus.stats["reconnects"] == 1, "the reconnect")
@@ -177,6 +183,31 @@ async def test_ingest_connection_with_tls_is_read_by_the_event_loop_without_a_th
     await until(lambda: taker.taken == 60_000, "everything")
     assert (taker.bus._thread, reading()) == (None, 0)
     taker.bus._receiver.transport = transport
+    await taker.bus.stop()
+    fake.close()
+
+
+async def test_ingest_connection_without_a_file_descriptor_for_the_thread_reads_the_burst_in_the_event_loop(
+    asks: BusConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It tries a thread again only after another burst. Time stands still after the first attempt, so there is none."""
+    now_ns, attempts = [10**12], list[int]()
+
+    def read_clock() -> int:
+        now_ns[0] += 0 if attempts else 40_000_000
+        return now_ns[0]
+
+    def start_thread(*_: object) -> None:
+        attempts.append(1)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(clock, "now_ns", read_clock)
+    monkeypatch.setattr(ingest_connection, "SocketThread", start_thread)
+    fake, taker = FakeServer(), IngestRecorder()
+    await taker.connect(await fake.start(), asks, 256 * MIB)
+    fake.says(message(b"x" * 1000) * 20_000)
+    await until(lambda: taker.taken == 20_000, "everything")
+    assert (taker.bus.errors["no thread to read a burst"], taker.bus.bursts) == (1, 0)
     await taker.bus.stop()
     fake.close()
 
