@@ -526,7 +526,7 @@ class Group:
             options: Options of the producers. Default: ``ProducerOptions()``.
 
         Raises:
-            ConfigError: The group reads the target itself, or a function is ``async``.
+            ConfigError: The group reads the target itself, or a function is a coroutine function.
             LiftError: Every error of reading, and of ``client.producer``.
             PublishRejectedError: The target was paused or read-only for three sessions.
 
