@@ -38,7 +38,7 @@ interposition.adapt()
 
 MOST_S = 120.0
 """Virtual seconds that a command may take."""
-MOST_REAL_S = 10
+MOST_REAL_S = 60
 """Real seconds that a command may take. Longer: it waits for something outside of the simulation."""
 WIDTH = 100
 """Columns of the terminal."""
