@@ -577,10 +577,13 @@ class FollowerRole(ReplicaRole):
     def fetch_refused(self, event: FetchRefusal, now_ns: int, out: Effects) -> None:
         """Handle a rejected fetch: compare the logs if they diverge, start an empty log if needed, or retry later.
 
-        A leader that rejects a request id answers every copy of the request, including copies that another sender made.
-        The right answer may still come, so the replica continues to wait [D16].
+        A leader that rejects a request id answers every copy of the request, including copies that another sender made. An old
+        leader that hears no controller answers the requests to the new leader, too. In both cases the right answer may still
+        come, so the replica continues to wait [D16].
         """
         if event.request_id != self._request_id or not self._request_id or event.reason is RefusalReason.UNKNOWN:
+            return
+        if event.leader_epoch < self.leader_epoch and self._has_leader_contact:
             return
         is_current = event.leader_epoch == self.leader_epoch
         if is_current and event.reason in _SENT_BY_LEADER:

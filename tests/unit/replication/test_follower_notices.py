@@ -152,6 +152,14 @@ def test_follower_accepts_the_response_to_a_fetch_after_rejections_of_its_repeti
     assert follower.only(do.AppendFetched).last_offset == 5
 
 
+def test_follower_accepts_the_response_of_its_leader_after_a_rejection_of_an_earlier_leader() -> None:
+    follower = following()
+    request = follower.only(FetchRequest).request_id
+    follower.step(FetchRefusal(request_id=request, reason=RefusalReason.STALE_EPOCH, leader_epoch=0, log_start_offset=0))
+    follower.answered([(5, 5, 1)], 4, request)
+    assert follower.only(do.AppendFetched).last_offset == 5
+
+
 @pytest.mark.parametrize(("log_start", "afresh"), [(3, False), (4, False), (5, True), (9, True)])
 def test_follower_resets_its_log_only_if_the_leader_log_starts_after_its_end(log_start: int, afresh: bool) -> None:
     follower = following(5)
