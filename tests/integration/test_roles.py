@@ -234,7 +234,7 @@ async def test_backup_by_a_reader_that_may_ask_for_the_groups_has_their_position
             ("cursor", "set", "weekly", "--stream", STREAM, "--to", "earliest", "--yes"),
             "--role reader --role member --service groups",
         ),
-        (("group", "show", "nightly"), "--role reader --service groups"),
+        (("cursor", "show", "nightly"), "--role reader --service groups"),
     ],
     ids=lambda given: " ".join(given[:2]) if isinstance(given, tuple) else "",
 )

@@ -144,6 +144,7 @@ _CORE_FIXED = (
 _CORE_OWN = (
     "_machine", "failure", "_turned", "rest_s", "_late", "_late_at",
     "_applied_bytes", "_uncompacted_bytes", "_applied_at", "_goes_on", "compactions",
+    "_hand_over_term", "_hand_over_until", "_successor_was_asked",  # no member of the model hands over its leadership
     "on_probation", "retired", "pre_vote", "_by_log", "controllers", "followed", "members", "dismissed_at", "_node_id",
     "_link", "_poller", "_methodToID", "_idToMethod", "_idToConsumer",
 )  # fmt: skip

@@ -356,7 +356,7 @@ async def test_service_host_rejects_a_change_of_the_state_by_an_effect_while_it_
     running: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus, _, _, log = running
-    applying, tried = threading.Event(), threading.Event()
+    begun, applying, tried = threading.Event(), threading.Event(), threading.Event()
     errors: list[str] = []
 
     def on_record(service: Quiet, record: Record) -> None:
@@ -367,6 +367,7 @@ async def test_service_host_rejects_a_change_of_the_state_by_an_effect_while_it_
             tried.wait(30)
 
     def on_effect(service: Quiet, effect: Effect) -> bytes:
+        begun.set()
         applying.wait(30)
         try:
             service.set_timer("t", 1)
@@ -383,7 +384,7 @@ async def test_service_host_rejects_a_change_of_the_state_by_an_effect_while_it_
     monkeypatch.setattr(Quiet, "on_effect", on_effect)
     log.append(1)
     await bus.tell(order(bus, 1, role=pb.SERVICE_LEADER, leads=True))
-    await bus.until(lambda: bus.hellos[-1].figures.effectsWaiting)
+    await bus.until(begun.is_set)
     log.append(1)
     await bus.until(lambda: bus.hellos[-1].position == 2)
     assert len(errors) == 1
