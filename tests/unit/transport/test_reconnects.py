@@ -386,7 +386,7 @@ async def test_denied_request_raises_the_error_and_does_not_log_it(
     await transport.close()
 
 
-async def test_transport_whose_inbox_was_denied_replaces_its_subscription(server: FakeServer) -> None:
+async def test_transport_after_a_denied_inbox_replaces_its_subscription(server: FakeServer) -> None:
     transport = Transport(await open_connection(await server.start()))
 
     def sids(command: bytes) -> list[bytes]:
