@@ -33,7 +33,7 @@ class TwoVersions(FlatClient):
         return {"health": {"live": True, "ready": True, "synced": False}, "checks": {"synced": "x/0 lags"}}
 
 
-def test_upgrade_commands_while_nodes_have_two_versions_list_what_prevents_the_next_level(
+def test_upgrade_command_with_nodes_of_two_versions_lists_the_obstacles_to_the_next_level(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commands, "with_client", lambda _, work: asyncio.run(work(TwoVersions())))

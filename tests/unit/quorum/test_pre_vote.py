@@ -134,7 +134,7 @@ def test_leadership_transfer_during_proposals_succeeds_although_each_vote_is_nee
         assert net.run(lambda: b"afterwards" in net.acknowledged())
 
 
-def test_leader_after_a_transfer_that_nobody_received_appends_entries_again(tmp_path: Path) -> None:
+def test_metadata_leader_after_a_lost_transfer_request_appends_entries_again(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         lead, *_ = net.elected()
         net.lose = lambda _, receiver, __: receiver != lead

@@ -244,7 +244,7 @@ async def test_node_components_after_a_failed_close_close_the_others_and_report_
     assert parts.failed == ["close c", "close a"]
 
 
-async def test_open_in_thread_canceled_twice_closes_what_it_has_opened() -> None:
+async def test_open_in_thread_if_canceled_twice_closes_the_opened_file() -> None:
     begun, may_open, closed = threading.Event(), threading.Event(), threading.Event()
 
     def open_file() -> str:

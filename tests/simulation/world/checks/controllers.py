@@ -213,7 +213,7 @@ _MOST_GROWTH_BYTES = 200
 
 
 class QuietControllers:
-    """What the controllers of a quiet group do: they write almost nothing, and no tick is late.
+    """Checks that the controllers of a quiet group write almost nothing, and that no tick is late.
 
     The time begins with the object. ``nodes``: nodes that run.
     """

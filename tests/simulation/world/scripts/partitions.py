@@ -131,7 +131,7 @@ async def script_node_stops_while_it_asks_for_a_deletion(s: Stage) -> None:
 
 @script()
 async def script_reader_waits_in_a_stream_that_is_deleted(s: Stage) -> None:
-    """Given a reader that waits for a record, when its stream is deleted, it is told at once."""
+    """Given a reader that waits for a record, when an operator deletes the stream, the node answers the reader at once."""
     await s.create("orders", leader="n2")
     reading = asyncio.ensure_future(anext(aiter(s.client.consume("orders", start="latest"))))
     await s.shows(lambda: s.total("readers_waiting"), 1, what="waiting readers")
@@ -422,15 +422,9 @@ async def script_metrics_of_an_idle_partition_change(s: Stage) -> None:
 @script()
 async def script_leadership_leaves_a_node_without_its_service(s: Stage) -> None:
     """Given a leader whose service has ended, a node on which the service runs leads after some seconds, and the service continues."""
-    from tests.simulation.world.load.clients import Clients, Model
-    from tests.simulation.world.load.services import OUTPUT, Services
+    from tests.simulation.world.load.services import OUTPUT
 
-    model = Model(s.world.scheduler)
-    await s.create("orders", leader="n2")
-    services = Services(s.world, model, Clients(s.world, model, []))
-    await services.create(s.client)
-    for instance in services.instances:
-        instance.start()
+    services = await s.start_services()
     await s.publish("orders", 20)
     instances = {instance.node.name: instance for instance in services.instances}
     s.forget_log()

@@ -197,15 +197,9 @@ async def script_reader_waits_for_a_record(s: Stage) -> None:
 @script(nodes=3)
 async def script_service_runs_next_to_each_replica(s: Stage) -> None:
     """Given a replicated service, when records come, its row in the status follows. When it ends, the status and the log say so."""
-    from tests.simulation.world.load.clients import Clients, Model
-    from tests.simulation.world.load.services import OUTPUT, Services
+    from tests.simulation.world.load.services import OUTPUT
 
-    model = Model(s.world.scheduler)
-    await s.create("orders", leader="n2")
-    services = Services(s.world, model, Clients(s.world, model, []))
-    await services.create(s.client)
-    for instance in services.instances:
-        instance.start()
+    services = await s.start_services()
     await s.publish("orders", 50)
 
     async def rows(*names: str) -> dict[str, list[tuple[object, ...]]]:

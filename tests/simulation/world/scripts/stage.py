@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from liftpy.client import Client
 from liftpy.config import StreamConfig
@@ -42,6 +42,9 @@ from tests.simulation.world.machine.scheduler import Process
 from tests.simulation.world.node_process import NodeProcess
 from tests.simulation.world.profiles import Profile
 from tests.simulation.world.world import World
+
+if TYPE_CHECKING:
+    from tests.simulation.world.load.services import Services
 
 _FIRST_START_S = 3.0
 """Maximum time of the start of nodes with healthy disks, in seconds."""
@@ -254,6 +257,19 @@ class Stage:
             await reading
             took = {"ack": acked_s - began_s, "read": self.now_s - acked_s}
             self.expect({what: s for what, s in took.items() if s > _PROBE_S}, {}, f"slow work in {stream.name}, in seconds")
+
+    async def start_services(self) -> Services:
+        """Create the stream orders with the leader n2, and start a replicated service next to each of its replicas."""
+        from tests.simulation.world.load.clients import Clients, Model
+        from tests.simulation.world.load.services import Services
+
+        model = Model(self.world.scheduler)
+        await self.create("orders", leader="n2")
+        services = Services(self.world, model, Clients(self.world, model, []))
+        await services.create(self.client)
+        for instance in services.instances:
+            instance.start()
+        return services
 
     async def check_pages(self) -> None:
         """Expect that each node that answers reports possible figures, and the same ones in its status and its metrics."""
